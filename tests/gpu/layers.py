@@ -13,7 +13,7 @@ from tests.gpu.check import Check
 from tests.gpu.kernels import close, drawn
 
 ALONE = TensorGroup()
-IMAGE, TEXT, ROW = (4, 6, 6, 8), (3, 10, 24), (5, 12)
+IMAGE, TEXT = (4, 6, 6, 8), (3, 10, 24)
 #: Layers, and the shapes of their inputs; of integers, how many there are.
 LAYERS = {
     "linear": (nn.Linear(24, 7), TEXT, 0),

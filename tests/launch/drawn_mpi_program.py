@@ -38,7 +38,7 @@ MESSAGES = [
     *("objects", "sendrecv", "ends", "mixed"),
 ]
 KINDS = [
-    *("moves", "derived", "unequal", "sums", "pairs", "objects", "messages", "cancelled", "place"),
+    *("moves", "derived", "unequal", "sums", "pairs", "objects", "messages", "cancelled", "place")
 ]
 
 

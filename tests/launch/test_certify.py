@@ -61,11 +61,9 @@ for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
 @pytest.mark.parametrize(
     ("words", "status", "where", "text"),
     [
-        (("0",), 0, "", "2 steps"),
         pytest.param(("0", "--mutate"), 0, "", "2 steps", marks=pytest.mark.slow),
         pytest.param(
-            *(("0.5",), 4, "loss of step 1", "Dropout draws random numbers"),
-            marks=pytest.mark.slow,
+            *(("0.5",), 4, "loss of step 1", "Dropout draws random numbers"), marks=pytest.mark.slow
         ),
         (("0", "wrong"), 3, "gradients of step 1", "0.weight is 2 of one process's"),
     ],

@@ -8,7 +8,7 @@ pytestmark = programs.scratch
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rounds"), [(4, 4), *(pytest.param(n, 40, marks=pytest.mark.slow) for n in (2, 8))]
+    ("ranks", "rounds"), [(4, 2), *(pytest.param(n, 40, marks=pytest.mark.slow) for n in (2, 8))]
 )
 def test_drawn_layouts_are_one_process(tmp_path, ranks, rounds):
     script = programs.ROOT / "tests" / "drawn_layouts.py"

@@ -539,11 +539,6 @@ def test_reports_have_the_last_calls_and_who_is_missing(tmp_path, what):
     assert never not in ended.stderr
 
 
-def test_a_timeout_that_is_none(tmp_path):
-    ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
-    assert "COLLECTIVES_TIMEOUT='soon' must be a number of seconds" in ended.stderr
-
-
 @pytest.mark.parametrize(
     "end",
     ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param("os._exit(0)", marks=pytest.mark.slow)],

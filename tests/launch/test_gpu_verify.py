@@ -1,26 +1,17 @@
 """``python -m tests.gpu.verify --dry-run``: the checks for a GPU, on the stand-in."""
 
 import json
-import subprocess
-import sys
 
 from tests.gpu.check import Check, checks
-from tests.gpu.verify import line, run
+from tests.gpu.verify import line, main, run
 
 
-def verify(tmp_path, *options):
-    told = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "tests.gpu.verify", "--dry-run", f"--json={told}", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    return done, json.loads(told.read_text())
-
-
-def test_a_few_checks_pass(scratch, tmp_path):
-    done, told = verify(tmp_path, "--only=facts.memory", "--most-ranks=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = [(one["check"], one["ranks"]) for one in told["outcomes"]]
+def test_a_few_checks_pass(scratch, tmp_path, capsys):
+    path = tmp_path / "gpu.json"
+    assert main(["--dry-run", f"--json={path}", "--only=facts.memory", "--most-ranks=2"]) == 0
+    told = [(one["check"], one["ranks"]) for one in json.loads(path.read_text())["outcomes"]]
     assert told == [("facts.memory", 1)]
-    assert "| ok" in done.stdout
+    assert "| ok" in capsys.readouterr().out
 
 
 def test_a_check_that_fails_or_hangs_is_said():

@@ -84,36 +84,29 @@ def test_groups_of_gloo_stand_beside_mpi_and_the_launcher_says_what_it_changes(t
     assert done.stdout.count("MASTER_ADDR") == 1
 
 
+#: tests/launch/test_failures.py has most of these without torch.
+FAILS = [
+    ('raise ValueError("here")', 1, "ValueError: here"),
+    ('if rank == 1: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
+    ("sys.exit(3)", 3, ""),
+    ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
+    ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
+    ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
+    pytest.param(
+        "import signal, threading, time\n"
+        "if rank == 1: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "work = dist.barrier(async_op=True)\n"
+        "if rank == 0: time.sleep(1)\n"
+        "work.wait(); dist.barrier(); time.sleep(2); dist.barrier()",
+        *(1, "KeyboardInterrupt"),
+        id="interrupt",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("then", "status", "said"),
-    [
-        pytest.param('raise ValueError("here")', 1, "ValueError: here", marks=pytest.mark.slow),
-        # tests/launch/test_failures.py has these without torch.
-        pytest.param(
-            'if rank == 1: raise ValueError("here")\ndist.barrier()',
-            1,
-            "ValueError: here",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
-        pytest.param("if rank == 1: sys.exit(3)\ndist.barrier()", 3, "", marks=pytest.mark.slow),
-        ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
-        pytest.param(
-            "if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",
-            None,
-            "rank 1",
-            marks=pytest.mark.slow,
-        ),
-        (
-            "import signal, threading, time\n"
-            "if rank == 1: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-            "work = dist.barrier(async_op=True)\n"
-            "if rank == 0: time.sleep(1)\n"
-            "work.wait(); dist.barrier(); time.sleep(2); dist.barrier()",
-            1,
-            "KeyboardInterrupt",
-        ),
-    ],
+    [*(pytest.param(*one, marks=pytest.mark.slow) for one in FAILS[:-1]), FAILS[-1]],
 )
 def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, then, status, said):
     """Launchers have several numbers for a rank that was killed."""
@@ -136,6 +129,7 @@ for g in groups:
 TWO = "groups = [dist.new_group() for _ in range(2)]\n"
 
 
+@pytest.mark.slow
 def test_ranks_that_end_groups_in_two_orders_are_named(tmp_path):
     """In seconds; without a report they would wait for ever."""
     ends = "for g in groups[:: 1 - 2 * rank]: dist.destroy_process_group(g)"
@@ -156,6 +150,7 @@ def test_a_rank_with_a_call_in_the_background_may_be_late_to_another(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_message_that_never_comes_does_not_keep_a_rank_that_is_alone(tmp_path):
     done = started(tmp_path, then="dist.irecv(torch.ones(1), 0)\nsys.exit(3)", ranks=1)
     assert done.returncode == 3, done.stderr
@@ -193,6 +188,7 @@ def test_an_old_torch_is_refused_with_the_version_that_is_needed(monkeypatch):
         register()
 
 
+@pytest.mark.slow
 def test_a_group_whose_ranks_torch_numbers_otherwise_is_refused(tmp_path):
     lines = (
         "import os, sys\n"

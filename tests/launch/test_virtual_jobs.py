@@ -42,8 +42,7 @@ def numbers(run):
 #: Layouts, and whether the MPI ranks' own sums must be ours, too, as those of three ranks are not.
 LAYOUTS = [
     pytest.param(
-        *(2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}),
-        marks=pytest.mark.slow,
+        *(2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}), marks=pytest.mark.slow
     ),
     pytest.param(
         *(3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),
@@ -68,8 +67,8 @@ COSTED = [
     # Four micro-batches, of which each replica has the half, and one more to fill two stages.
     (4, "pipe=2", (4 + 1) * 2 / 2),
     # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
-    (3, "replicas=[2,1]", (8 + 1) * 2 / 2),
-    (2, "context=2", 4 * 4 / 2),
+    pytest.param(3, "replicas=[2,1]", (8 + 1) * 2 / 2, marks=pytest.mark.slow),
+    pytest.param(2, "context=2", 4 * 4 / 2, marks=pytest.mark.slow),
 ]
 
 

@@ -158,7 +158,7 @@ FAULTS = [
         "reducing = moving",
     ),
     Fault(
-        "slots: runs do not stand in line", "tests/mpi/collectives/test_slots.py",
+        "slots: runs do not stand in line", "tests/local/test_slots.py",
         "collectives/execution/transport/slots.py",
         "while (first := self._line[0]) is not self:",
         "while (first := self._line[0]) is None:",
@@ -316,6 +316,12 @@ FAULTS = [
         "if found != self.number[0]:",
         "if found < 0:",
     ),
+    Fault(
+        "watchdog: whoever has just come says that it waits",
+        "tests/unit/collectives/test_watchdog.py", "collectives/failure/watchdog.py",
+        '"waits": waited > 0.5 * self.timeout,',
+        '"waits": call is not None,',
+    ),
     # The backend of torch.distributed.
     Fault(
         "torch: a call that blocks overtakes those in the background",
@@ -336,7 +342,7 @@ FAULTS = [
         "",
     ),
     Fault(
-        "torch: results stay in the joined copy", "tests/mpi/collectives/test_torch_backend.py",
+        "torch: results stay in the joined copy", "tests/mpi/collectives/test_torch_drawn.py",
         "collectives/torch/tensors.py",
         "    def write_back(self) -> None:\n        if not self.is_view:",
         "    def write_back(self) -> None:\n        if self.is_view:",
@@ -355,14 +361,15 @@ FAULTS = [
     ),
     # Virtual ranks.
     Fault(
-        "virtual: a message is taken whatever its tag", "tests/launch/test_virtual_programs.py",
+        "virtual: a message is taken whatever its tag",
+        "tests/unit/collectives/test_virtual_mpi.py",
         "collectives/virtual/messages.py",
         "self.source in (ANY_SOURCE, send.source) and self.tag in (ANY_TAG, send.tag)",
         "self.source in (ANY_SOURCE, send.source)",
     ),
     Fault(
         "virtual: a small message is changed after its post",
-        "tests/launch/test_virtual_programs.py", "collectives/virtual/messages.py",
+        "tests/unit/collectives/test_virtual_mpi.py", "collectives/virtual/messages.py",
         "            self.data = self.data.copy()\n",
         "",
     ),

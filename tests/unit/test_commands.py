@@ -14,7 +14,7 @@ import pytest
 
 import collectives
 from collectives.__main__ import main as collectives_main
-from collectives.about import load_mpi, provenance, version
+from collectives.about import load_mpi, provenance
 from collectives.errors import LaunchError
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.commands.ranks import mark_ended
@@ -31,18 +31,6 @@ def started(*words, **environment):
         [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, **environment},
     )  # fmt: skip
-
-
-@EACH
-@pytest.mark.parametrize(
-    ("typed", "shown"), [("/env/bin/{}", "{}"), ("/env/{}/__main__.py", "python -m {}")]
-)
-def test_help_names_the_program_as_it_was_started(package, typed, shown, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [typed.format(package)])
-    with pytest.raises(SystemExit) as stop:
-        MAINS[package](["--help"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: {shown.format(package)} [-h]")
 
 
 @EACH
@@ -109,13 +97,6 @@ def test_help_says_what_each_command_option_and_argument_is(package, monkeypatch
         for action in parser._actions:
             words = re.sub(r"\([^()]*\)", "", action.help or "")
             assert words.strip(), f"{package} {name} {action.option_strings or action.dest}"
-
-
-@EACH
-def test_v_is_verbose_in_each_command(package, monkeypatch):
-    for name, parser in commands(package, monkeypatch).items():
-        short = parser._option_string_actions.get("-v")
-        assert short is None or short.dest == "verbose", name
 
 
 def test_a_test_starts_each_module_that_can_be_started():
@@ -187,11 +168,6 @@ def test_what_a_record_carries():
     assert found["mpitrain"] == collectives.__version__
 
 
-def test_a_checkout_names_its_commit_and_an_installed_package_none(tmp_path, monkeypatch):
-    monkeypatch.setattr("collectives.about.__file__", str(tmp_path / "collectives/about.py"))
-    assert version("collectives").splitlines()[0] == f"collectives {collectives.__version__}"
-
-
 def test_the_log_and_the_record_of_a_benchmark(tmp_path):
     path = tmp_path / "a.json"
     flags = ["-e", "8", "--algorithm", "ring", "-n", "1", "--repeats", "1", "-J", str(path)]
@@ -223,11 +199,7 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "draw ring -n 4",
-        "simulate --ranks 8 --plot a.png",
-        "bench allreduce -b 8 -e 8 --plot a.png",
-    ],
+    ["draw ring -n 4", "simulate --ranks 8 --plot a.png", "bench allreduce -b 8 -e 8 --plot a.png"],
 )
 def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
     command, capsys, monkeypatch, tmp_path
@@ -298,13 +270,6 @@ def test_output_that_finds_no_room_is_one_sentence(words):
         )  # fmt: skip
     assert told.stderr == "error: the output cannot be written: No space left on device\n"
     assert told.returncode == 1
-
-
-@pytest.mark.parametrize("words", ["collectives list allreduce", "mpitrain examples"])
-def test_a_command_without_output_ends_as_ever(words):
-    command = f"{sys.executable} -m {words} >&-"
-    told = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [("collectives", "list"), ("mpitrain", "examples")])

@@ -110,41 +110,14 @@ def test_the_map_has_every_folder(package):
             assert f"`{path.name}/`" in text
 
 
-def test_the_objects_of_the_map_are_classes():
-    classes = {
-        node.name
-        for package in ("collectives", "mpitrain")
-        for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
-    explained = set(re.findall(r"^\*\*`(\w+)`\*\*", (ROOT / "docs/structure.md").read_text(), re.M))
-    drawn = {box.name for box in objects.BOXES}
-    assert len(explained) > 20
-    assert drawn <= explained
-    assert not explained - classes - {"Loop", "Parts", "UserObjects"}  # being written
-
-
 @pytest.mark.parametrize("program", [objects, experts, space], ids=lambda one: one.__name__)
 def test_a_picture_is_what_its_program_draws(program):
     assert program.FILE.read_text() == program.svg()
 
 
-@pytest.mark.parametrize(
-    "picture", sorted(ROOT.glob("docs/figures/explore_*.png")), ids=lambda p: p.stem
-)
-def test_a_picture_of_a_page_has_its_command(picture):
-    asked = f"--screenshot={picture.relative_to(ROOT)}"
-    assert any(words[0] == "chromium" and asked in words for words in COMMANDS)
-
-
 @pytest.mark.parametrize("name", shares.FIGURES)
 def test_pictures_of_axes_are_what_their_program_draws(name):
     assert (shares.FOLDER / f"{name}.svg").read_text() == shares.FIGURES[name]()
-
-
-def test_what_a_level_of_zero_leaves_a_rank():
-    assert re.findall(r"([\d.]+) bytes a parameter", shares.zero()) == ["16", "10", "7", "4"]
 
 
 @every_document
@@ -285,7 +258,8 @@ def is_cheap(words):
     known = rest[:1] and rest[0] in CHEAP.get(name, ())
     if rest[:1] == ["submit"] and "--dry-run" not in rest:
         return False
-    return known and not named and all(path.exists() for path in reads)
+    takes_long = rest[:1] == ["schedules"] and "-o" in rest  # test_report.py draws some
+    return known and not named and not takes_long and all(path.exists() for path in reads)
 
 
 @pytest.mark.parametrize("words", [*filter(is_cheap, COMMANDS)], ids=" ".join)
@@ -296,16 +270,3 @@ def test_cheap_commands_run(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert {"collectives": collectives, "mpitrain": mpitrain}[name](rest) == 0
     assert capsys.readouterr().out
-
-
-def test_make_test_runs_every_part_on_equal_numbers_of_ranks():
-    """One recipe for two patterns would be run for one of them alone."""
-    told = subprocess.run(
-        ["make", "-n", "test", "FEW=2 3", "GRIDS=3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    found = re.findall(r"-n (\d) .* tests/mpi/(\w+)$", told, re.MULTILINE)
-    assert found == [("2", "collectives"), ("3", "collectives"), ("3", "mpitrain")]

@@ -196,14 +196,6 @@ def test_types_without_bytes(comm, name, shared):
     kind.Free()
 
 
-@pytest.mark.parametrize("stride", [4, np.int64(4), np.array(4)])
-def test_a_number_as_displacement_is_the_distance_of_the_blocks(comm, stride):
-    send, recv = np.array([0.0, 1]) + 10 * comm.rank, np.full(4 * comm.size, -1.0)
-    comm.Allgatherv(send, [recv, (2, stride), MPI.DOUBLE], algorithm="ring")
-    for rank in range(comm.size):
-        assert recv[4 * rank :][:4].tolist() == [10 * rank, 10 * rank + 1, -1, -1]
-
-
 def test_a_root_may_send_what_it_may_not_write(comm):
     for algorithm in ("binomial_tree", "chain", "native", "auto"):
         for items in (10, 30_000):

@@ -184,15 +184,6 @@ def test_a_sum_that_was_left_in_the_middle_says_so(comm):
     assert not total.any()
 
 
-def test_a_sum_that_was_freed_says_so(comm):
-    plan = TwoPhase(comm, Coding(Steps()), np.ones(4), np.zeros(4))
-    plan.Start()
-    plan.Wait()
-    plan.Free()
-    with pytest.raises(RuntimeError, match="was freed; make another one"):
-        plan.Start()
-
-
 def test_arrays_that_do_not_fit_are_refused(comm):
     with pytest.raises(InvalidBuffer, match="float32 or float64"):
         TwoPhase(comm, Coding(Steps()), np.zeros(4, int), np.zeros(4, int))

@@ -51,15 +51,6 @@ def test_operations_that_mpi_does_not_define(comm, name, kind):
         comm.Allreduce(MPI.IN_PLACE, array, op=getattr(MPI, name), algorithm="ring")
 
 
-def test_nan_reaches_every_rank(comm):
-    array = np.array([np.nan if comm.rank == 0 else 1.0, float(comm.rank)])
-    for op, last in ((MPI.MAX, comm.size - 1), (MPI.MIN, 0)):
-        result = np.empty_like(array)
-        comm.Allreduce(array, result, op=op, algorithm="ring")
-        assert np.isnan(result[0])
-        assert result[1] == last
-
-
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "double_binary_tree"])
 def test_maxloc(comm, algorithm):
     pair = np.zeros(3, [("value", "f4"), ("rank", "i4")])

@@ -301,16 +301,6 @@ def test_an_algorithm_that_there_is_not_is_refused_in_a_call(comm, asked, senten
             comm.Allreduce(np.ones(3), np.ones(3), algorithm=asked)
 
 
-def test_native_has_several_spellings(comm):
-    for spelled in ("native ", "native:"):
-        expect_well(comm, spelled)
-
-
-def test_settings_may_be_numpys():
-    with Communicator(MPI.COMM_WORLD, check=np.True_, timeout=np.float32(60)) as comm:
-        expect_well(comm, None)
-
-
 def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
     with Communicator(MPI.COMM_WORLD, algorithm="ring", reproducible=False) as comm:
         for made in (Communicator.fromhandle(comm.handle), Communicator.f2py(comm.py2f())):
@@ -332,15 +322,6 @@ def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
         for _ in range(2):
             twin.free()  # mpi4py's safe one
             assert not twin
-
-
-@pytest.mark.parametrize("ends", [([3, None],), ([3, None, None],), ([(3, None), None],)])
-def test_a_type_that_is_none_is_inferred(ends):
-    with Communicator(MPI.COMM_SELF) as comm:
-        (end,) = ends
-        found = np.zeros(5)
-        comm.Alltoallv([np.arange(5.0), *end], [found, *end])
-        np.testing.assert_array_equal(found, [0, 1, 2, 0, 0])
 
 
 @pytest.mark.parametrize(

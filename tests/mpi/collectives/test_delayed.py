@@ -14,7 +14,6 @@ from collectives import (
     delayed,
     sparse_allreduce,
 )
-from collectives.sparse import SparseAllreduce
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
@@ -117,34 +116,6 @@ def test_no_message_is_early(slow, algorithm, how):
     plan.Free()
 
 
-def test_each_byte_takes_its_time():
-    """A ring of all ranks at a bandwidth at which the bytes of its steps take 0.1 s in all."""
-    size = MPI.COMM_WORLD.size
-    if size == 1:
-        pytest.skip("a single rank sends nothing")
-    count = 1000 * size
-    sent = 2 * (size - 1) * 8 * count // size
-    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((0, 0), 8 * sent / 0.1))) as comm:
-        data = np.ones(count)
-        begin = started_together(comm)
-        comm.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
-        assert monotonic() - begin >= 0.0999
-        assert (data == size).all()
-
-
-def test_messages_to_one_rank_arrive_one_after_the_other():
-    size = MPI.COMM_WORLD.size
-    if size == 1:
-        pytest.skip("a single rank sends nothing")
-    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((0, 0), 8e5))) as comm:
-        found = np.empty((size, 4000), np.uint8) if comm.rank == 0 else None
-        begin = started_together(comm)
-        comm.Gather(np.full(4000, comm.rank, np.uint8), found, root=0, algorithm="direct")
-        if comm.rank == 0:
-            assert monotonic() - begin >= (size - 1) * 4000 / 1e5 - 1e-6
-            assert (found == np.arange(size)[:, None]).all()
-
-
 def test_ranks_compute_while_messages_are_on_their_way():
     if MPI.COMM_WORLD.size == 1:
         pytest.skip("a single rank sends nothing")
@@ -180,42 +151,6 @@ def test_plans_of_several_communicators_that_are_under_way_together(soon):
     for plan in plans:
         plan.Free()
     other.Free()
-
-
-def test_sparse_sums_arrive_late_too(slow):
-    rank, size = slow.rank, slow.size
-    plan = SparseAllreduce(slow, 1000, np.float64)
-    for _ in range(2):
-        begin = started_together(slow)
-        plan.give(np.array([rank], np.uint32), np.ones(1))
-        plan.Start()
-        while not plan.Test():
-            pass
-        assert plan.total.indices.tolist() == list(range(size))
-        if size > 1:
-            assert monotonic() - begin >= LATENCY
-    plan.Free()
-
-
-def test_activations_of_a_pipeline_arrive_late(slow):
-    exchange_activations(slow, LATENCY)
-
-
-def test_traffic_is_that_of_the_payload(soon):
-    with Communicator(MPI.COMM_WORLD, transport=SOON) as comm:
-        counts = comm.count_traffic()
-        comm.Allreduce(MPI.IN_PLACE, np.ones(100 * comm.size), algorithm="ring")
-        assert counts.sent == 2 * (comm.size - 1) * 800
-
-
-def test_reproducible_sums_arrive_late(slow):
-    with Communicator(MPI.COMM_WORLD, transport=SLOW, reproducible=True) as comm:
-        begin = started_together(comm)
-        data = np.full(10, 0.1)
-        comm.Allreduce(MPI.IN_PLACE, data)
-        if comm.size > 1:
-            assert monotonic() - begin >= LATENCY
-        assert abs(data[0] - 0.1 * comm.size) < 1e-15
 
 
 def test_ranks_that_see_several_clocks_are_refused_together(monkeypatch):

@@ -14,7 +14,7 @@ from collectives import (
     UnknownAlgorithm,
     register,
 )
-from collectives.algorithms import ALGORITHMS, binomial_tree, butterfly, find, ring
+from collectives.algorithms import ALGORITHMS, butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 
 pytestmark = pytest.mark.mpi
@@ -136,17 +136,6 @@ def test_it_can_be_a_default_and_goes_to_duplicates():
             assert total.tolist() == [SIZE] * 10
 
 
-def test_it_is_for_its_own_collective(comm):
-    with pytest.raises(UnknownAlgorithm, match="algorithm of allreduce, and this is allgather"):
-        comm.Allgather(np.ones(2), np.ones(2 * SIZE), algorithm=OWN)
-
-
-def test_auto_does_not_take_it(comm):
-    register(OWN)
-    comm.Allreduce(MPI.IN_PLACE, np.ones(10))
-    assert comm.last_plan.algorithm != "both_ways"
-
-
 @several
 def test_ranks_that_register_different_ones_all_raise(comm):
     rounds = ring.allreduce if RANK == 0 else butterfly.recursive_doubling
@@ -177,25 +166,6 @@ def test_what_was_not_proved_when_it_was_registered_is_proved_before_it_runs(com
 
 
 @several
-def test_a_generator_with_other_steps_each_time(comm):
-    turns = [butterfly.recursive_doubling]
-
-    def fickle(rank, size):
-        turns.append(turns.pop(0))
-        yield from turns[0](rank, size)
-
-    own = register(Algorithm("allreduce", "fickle", fickle))
-    turns.append(binomial_tree.allreduce)
-    total = np.ones(6)
-    try:
-        comm.Allreduce(MPI.IN_PLACE, total, algorithm=own)
-    except ScheduleError as error:  # the parts of the ranks that were kept do not fit together
-        assert "fickle" in str(error)
-    else:  # by chance they do; on 3 ranks, for one
-        assert (total == SIZE).all()
-
-
-@several
 def test_with_checks_an_algorithm_on_some_ranks_only_is_an_error_on_all():
     register(OWN)
     only_here = Algorithm("allreduce", "only_here", both_ways, chunks=lambda size: 2 * size)
@@ -209,14 +179,6 @@ def test_with_checks_an_algorithm_on_some_ranks_only_is_an_error_on_all():
         total = np.ones(4)
         comm.Allreduce(MPI.IN_PLACE, total, algorithm=OWN)
         assert total.tolist() == [SIZE] * 4
-
-
-@several
-def test_a_part_of_another_algorithm_is_proved_too(comm):
-    register(OWN)
-    total = np.ones(12)
-    comm.Allreduce(MPI.IN_PLACE, total, algorithm="hierarchical:local=1,inter=both_ways")
-    assert total.tolist() == [SIZE] * 12
 
 
 @pytest.mark.parametrize("memory", ["messages", "shared"])
@@ -291,63 +253,3 @@ def test_a_generator_that_fails_in_an_odd_way_on_one_rank(comm):
         register(Algorithm("allreduce", f"odd_{number}", rounds, chunks=lambda size, k=1: 1))
         with pytest.raises((ScheduleError, MismatchError), match=type(wrong).__name__):
             comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=f"odd_{number}:k=2")
-
-
-@pytest.mark.skipif(SIZE != 2, reason="for 2 ranks")
-def test_what_is_compared_with_the_other_ranks_is_what_is_proved():
-    """Rank 0 has a wrong part for rank 1 at first, as rank 1 itself, and a right one later."""
-    seen = []
-
-    def turning(rank, size, k=1):
-        rounds = list(ring.allreduce(rank, size))
-        seen.append((rank, k))
-        if (rank, k) == (1, 2) and (RANK == 1 or seen.count((1, 2)) == 1):
-            rounds[0] = tuple(
-                Recv(s.peer, s.chunk) if isinstance(s, RecvReduce) else s for s in rounds[0]
-            )
-        yield from rounds
-
-    register(Algorithm("allreduce", "turning", turning, chunks=lambda size, k=1: size))
-    with Communicator(MPI.COMM_WORLD) as comm, pytest.raises(ScheduleError):
-        comm.Allreduce(np.ones(10), np.empty(10), algorithm="turning:k=2")
-
-
-@several
-def test_a_refusal_of_a_class_that_only_one_rank_knows(comm):
-    class Odd(UnknownAlgorithm):
-        pass
-
-    def odd(rank, size, strict=1):
-        if strict > 1:
-            raise Odd(f"not strictly on {size} ranks")
-        yield from ring.allreduce(rank, size)
-
-    own = register(Algorithm("allreduce", "odd", odd, chunks=lambda size, strict=1: size))
-    assert own.name == "odd"
-    with pytest.raises(UnknownAlgorithm, match="not strictly on"):
-        comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm="odd:strict=2")
-
-
-def test_a_wrong_one_says_why(comm):
-    def half(rank, size):
-        yield (Send((rank + 1) % size, sendbuf[0]), Recv((rank - 1) % size, recvbuf[0]))
-
-    with pytest.raises(ScheduleError, match="expected chunk 0 of ranks"):
-        comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=Algorithm("allreduce", "half", half))
-
-
-def test_a_relative_file_is_another_one_in_another_folder(comm, tmp_path, monkeypatch):
-    """On all ranks; the second spelling has been agreed on before, for the first file."""
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(
-            "from collectives import Algorithm\nfrom collectives.algorithms import ring\n"
-            f"own = Algorithm('allreduce', '{folder}_own', ring.allreduce, "
-            "chunks=lambda size: size)\n"
-        )
-    for folder in ("one", "two", "one"):
-        monkeypatch.chdir(tmp_path / folder)
-        total = np.empty(1000)
-        comm.Allreduce(np.full(1000, RANK + 1.0), total, algorithm="mine.py:own")
-        assert (total == SIZE * (SIZE + 1) / 2).all()
-        assert f"{folder}_own" in comm.last_plan.algorithm

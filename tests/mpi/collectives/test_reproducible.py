@@ -1,19 +1,10 @@
 """Sums without an order: the exact sum of all ranks' numbers, rounded once."""
 
-import math
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import (
-    CollectiveError,
-    Communicator,
-    InvalidBuffer,
-    MismatchError,
-    UnknownAlgorithm,
-    sparse_allreduce,
-)
+from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.execution.exact import exact_sum
 
 pytestmark = pytest.mark.mpi
@@ -78,13 +69,6 @@ def test_all_reduce(comm, dtype, count):
     assert same_bits(mine, numbers(count, dtype, RANK))
 
 
-def test_it_is_fsum(comm):
-    mine, found = numbers(200, np.float64, RANK), np.empty(200)
-    comm.Allreduce(mine, found)
-    columns = zip(*(numbers(200, np.float64, rank) for rank in range(SIZE)), strict=True)
-    assert found.tolist() == [math.fsum(column) for column in columns]
-
-
 @pytest.mark.parametrize("count", [0, 1, 5, 3001])
 def test_other_reductions(comm, count):
     dtype = np.float32
@@ -114,15 +98,6 @@ def test_reduce_scatters(comm, count):
     assert same_bits(found, wanted)
     comm.Reduce_scatter(MPI.IN_PLACE, mine, counts)
     assert same_bits(mine[: counts[RANK]], wanted)
-
-
-def test_arrays_that_the_ranks_share(comm):
-    mine = comm.empty(5000)
-    mine[:] = numbers(5000, np.float64, RANK)
-    found = comm.empty(5000)
-    for _ in range(2):
-        comm.Allreduce(mine, found)
-        assert same_bits(found, total(5000, np.float64, range(SIZE)))
 
 
 def test_what_is_not_a_number_has_the_same_bits(comm):
@@ -165,11 +140,6 @@ def test_what_would_have_an_order_is_refused(comm):
     with pytest.raises(UnknownAlgorithm, match="let sums of int8 end at the largest one"):
         comm.Allreduce(MPI.IN_PLACE, items.astype(np.int8), algorithm="native")
     assert (items == 1).all()
-
-
-def test_a_sparse_sum_is_refused(comm):
-    with pytest.raises(CollectiveError, match="sums in an order of its own"):
-        sparse_allreduce(comm, np.arange(3, dtype=np.uint32), np.ones(3), 10)
 
 
 @pytest.mark.parametrize("kind", ["S8", "V8", "M8[s]", "U1", "i4,f8"])

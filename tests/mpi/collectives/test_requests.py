@@ -138,15 +138,6 @@ def test_plans_and_requests_together(comm, algorithms):
     assert comm.Testall([]) and all((x == ranks * comm.size).all() for x in items)
 
 
-def test_ours_is_refused_by_mpi4pys_own(comm):
-    x, y = np.ones(3), np.zeros(3)
-    plan = comm.Iallreduce(x, y, algorithm="ring")
-    with pytest.raises(TypeError):
-        MPI.Request.Waitall([plan])
-    plan.Wait()
-    assert (y == comm.size).all()
-
-
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_waits_for_a_long_message_gives_its_core_away(comm, monkeypatch):
     looks, give_way = [], transport.give_way

@@ -1,7 +1,5 @@
 """Communicators with a topology: mpi4py's methods and ours on one object."""
 
-import copy
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -135,13 +133,3 @@ def test_a_halo_exchange_among_collectives():
         plan.Wait()
         assert (total == cart.size).all()
         cart.Free()
-
-
-@every_kind
-def test_a_copy_keeps_the_topology(comm, make):
-    made = make(comm)
-    again = copy.copy(made)
-    assert isinstance(again, KINDS[make]) and isinstance(again, Communicator)
-    reduces(again)
-    again.close()
-    made.Free()

@@ -180,11 +180,3 @@ def test_a_message_that_nobody_waits_for_does_not_keep_a_group_from_its_end(comm
         with pytest.raises(ValueError, match="same shape"):
             dist.destroy_process_group(group)
         assert got[1].tolist() == [1.0] * 3
-
-
-def test_a_future_of_a_message(comm, device):
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    if comm.size > 1:
-        future = dist.irecv(got := torch.zeros(2, 3).t(), left).get_future()
-        dist.isend(torch.full((3, 2), float(comm.rank)), right)
-        assert future.wait()[0] is got and got.tolist() == [[float(left)] * 2] * 3

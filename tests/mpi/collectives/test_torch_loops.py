@@ -1,15 +1,12 @@
 """Loops of one's own over MPI: copies and averages of what DDP wraps, and ZeRO 1 to 3."""
 
 import copy
-import functools
 
 import pytest
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
@@ -94,47 +91,3 @@ def test_copies_and_averages_of_what_is_wrapped(views):
     assert_close(twin, other)
     for mine, kept in zip(net.parameters(), before, strict=True):
         assert torch.equal(mine, kept)
-
-
-def zero_1(module):
-    net = DistributedDataParallel(module)
-    return net, ZeroRedundancyOptimizer(
-        net.parameters(), torch.optim.AdamW, lr=1e-2, weight_decay=0.1
-    )
-
-
-def sharded(module, **how):
-    for part in (module[0], module[2], module):
-        fully_shard(part, **how)
-    return module, adamw(module.parameters())
-
-
-zero_2 = functools.partial(sharded, reshard_after_forward=False)
-
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-@pytest.mark.parametrize("recipe", [zero_1, zero_2, sharded], ids=["1", "2", "3"])
-def test_shards_have_the_values_of_one_process(recipe):
-    net, optimizer = recipe(layers())
-    alone = layers()
-    single = adamw(alone.parameters())
-    for batch in batches():
-        step(net, optimizer, own(batch))
-        step(alone, single, batch)
-    for mine, wanted in zip(net.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(whole(mine), wanted, rtol=1e-10, atol=1e-12)
-    of_all = sum(p.numel() for p in alone.parameters())
-    kept = optimizer.optim.state if recipe is zero_1 else optimizer.state
-    states = sum(local(one["exp_avg"]).numel() for one in kept.values())
-    shares = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, states)
-    assert sum(shares) == of_all
-    if dist.get_world_size() > 1:
-        assert max(shares) < 0.7 * of_all

@@ -110,17 +110,6 @@ def test_barrier(comm, algorithm):
         assert (everybody == turn).all()
 
 
-def test_a_default_algorithm_is_for_the_collectives_that_have_it(comm):
-    other = type(comm)(comm, algorithm="ring")
-    with other:
-        items = np.full(3, float(comm.rank))
-        other.Allreduce(MPI.IN_PLACE, items)
-        assert other.last_plan.algorithm == "ring"
-        other.Bcast(items)
-        other.Barrier()
-        assert other.last_plan.algorithm == "native"
-
-
 @pytest.mark.parametrize("algorithm", ["auto", "pairwise", "native"])
 @pytest.mark.mpi(min_size=2)
 def test_with_checks_all_ranks_hear_that_a_rank_does_not_fit_itself(algorithm):
@@ -142,13 +131,3 @@ def test_with_checks_all_ranks_hear_that_a_rank_does_not_fit_itself(algorithm):
         with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
             comm.Scatterv(root, np.zeros(3 if rank_0 else 2), algorithm=algorithm)
         comm.Alltoallv([sent, others], [received, others], algorithm=algorithm)
-
-
-def test_counts_that_do_not_fit_the_rank_itself(comm):
-    counts = np.full(comm.size, 2)
-    with pytest.raises(InvalidBuffer, match=f"rank {comm.rank} sends 16 bytes to itself"):
-        comm.Alltoallv(
-            [np.ones(2 * comm.size), counts],
-            [np.ones(2 * comm.size), counts - (np.arange(comm.size) == comm.rank)],
-            algorithm="pairwise",
-        )

@@ -2,14 +2,54 @@
 
 from random import Random
 
+from tests.mpi.mpitrain import test_collate, test_counted, test_unused
 from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
-from tests.mpi.mpitrain.test_schedulers import CASES
 from tests.mpi.mpitrain.test_streams import Turns
 
 import torch  # isort: skip
+from torch.optim import lr_scheduler  # isort: skip
 
 BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentences(30, 2)}
+STEPS = 10  # of two epochs
+
+
+def adamw(parameters):
+    """Two groups with rates, decays and betas of their own."""
+    wide = [p for p in parameters if p.ndim > 1]
+    flat = [p for p in parameters if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0, "betas": (0.8, 0.9)}],
+        lr=3e-3,
+        weight_decay=0.1,
+    )
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def sequential(optimizer):
+    up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
+
+
+CASES = {
+    "LambdaLR": (
+        adamw,
+        lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
+    ),
+    "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05), None),
+    "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
+    "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
+    "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
+    "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
+    "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
+    "SequentialLR": (adamw, sequential),
+    "plateau": (adamw, lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0)),
+    "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
+}
 
 
 class TakesNoEmptyBatch(torch.nn.Module):
@@ -45,6 +85,19 @@ def before_others(first):
     return lambda: torch.nn.Sequential(first(), *(torch.nn.Linear(1, 1) for _ in range(4)))
 
 
+def counted(loss) -> dict[str, object]:
+    """A mean over what counts, which some ranks may not have."""
+    data = [test_counted.Drawn(seed, masked=loss is test_counted.masked) for seed in (1, 9)]
+    given = {"model": lambda: net(4).double(), "loss": loss, "metrics": None}
+    return given | {"train_data": data[0], "test_data": data[1]}
+
+
+def unused() -> dict[str, object]:
+    """Parameters that the loss does not follow from."""
+    data = {"train_data": test_unused.Turns(50), "test_data": test_unused.Turns(30, 2)}
+    return test_unused.given(**test_unused.CUT, **data)
+
+
 def model(rng: Random) -> tuple[dict[str, object], int, bool]:
     """Keys of a model with its data, its parts, and whether it has batch norm."""
     kinds = [kind for kind in KINDS if rng.random() < 0.4]
@@ -59,6 +112,9 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
             ({"model": before_others(lambda: TakesNoEmptyBatch(False))}, 5, False),
             ({"model": before_others(lambda: TakesNoEmptyBatch(True))}, 5, True),
             ({"model": before_others(OfImages)}, 5, True),
+            (counted(rng.choice([*test_counted.LOSSES.values()])), 5, False),
+            (test_collate.given(), 3, False),
+            (unused(), 4, False),
         ]
     )
 
@@ -70,17 +126,20 @@ def job(rng: Random) -> tuple[dict[str, object], int, bool]:
     """
     given, parts, has_norm = model(rng)
     given = given | {"batch_size": BATCH, "epochs": 2}
+    if hasattr(given.get("train_data"), "batch_sampler"):
+        del given["batch_size"]  # a loader has its own
     if "train_data" not in given:
         count = 50 if has_norm else 49
         data = rng.choice((Waves, Waves, Turns))
         given |= {"train_data": data(count, 1), "test_data": data(rng.choice((3, 30)), 2)}
         given["workers"] = rng.choice((0, 1, 2) if data is Waves else (0, 1))
-    how = rng.choice(("adam", "SGD", "AdamW", "LambdaLR", "CyclicLR", "SequentialLR"))
+    how = rng.choice(["adam", *OPTIMIZERS, *CASES])
     if how in CASES:
         given["optimizer"], given["schedule"] = CASES[how]
     elif how in OPTIMIZERS:
         given["optimizer"] = OPTIMIZERS[how]
     given |= rng.choice(({}, {}, {"clip_value": 0.05}, {"clip_norm": 0.5}))
+    given["shadow"] = rng.choice((0, 8))
     return given, parts, has_norm
 
 

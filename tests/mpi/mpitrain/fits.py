@@ -103,15 +103,13 @@ def made(folder, comm=None, **changed):
         "train_data": Waves(100, 1),
         "test_data": Waves(30, 2),
         "loss": torch.nn.functional.mse_loss,
-        "metrics": {
-            "mae": lambda y, t: (y - t).abs().mean(),
-            "n": lambda y, t: (t.sum(), len(t)),
-        },
+        "metrics": {"mae": lambda y, t: (y - t).abs().mean(), "n": lambda y, t: (t.sum(), len(t))},
         "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0},
         "batch_size": 24,
         "epochs": 2,
         "seed": 7,
         "dtype": "float64",
+        "shadow": 0,
         "dir": str(folder / "run"),
     }
     if "optimizer" in changed:
@@ -123,17 +121,10 @@ def made(folder, comm=None, **changed):
     return mpitrain.Trainer(comm, **(given | changed))
 
 
-def layouts():
-    found = {"data": {}, "recompute": {"recompute": True}, "zero": {"zero": 2}}
-    if RANKS in (2, 3, 4):
-        found["pipe"] = {"pipe": RANKS}
-    if RANKS == 4:
-        found["data x pipe"] = {"pipe": 2, "schedule": "zero_bubble"}
-    quick = list(found)[-1]
-    return [
-        pytest.param(parallel, marks=() if name == quick else pytest.mark.slow, id=name)
-        for name, parallel in found.items()
-    ]
+#: A layout with stages where the ranks can make some.
+PARALLEL = {"pipe": RANKS} if RANKS in (2, 3) else {"zero": 2}
+if RANKS == 4:
+    PARALLEL = {"pipe": 2, "schedule": "zero_bubble"}
 
 
 def assert_as_alone(tests, module, alone, rtol=1e-9):
@@ -167,12 +158,26 @@ def assert_alike(module, other):
         np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
 
 
+def in_groups(parameters):
+    """No decay of what has one axis, and another rate for one tensor."""
+    rest = [p for p in parameters if p.ndim > 1]
+    return torch.optim.AdamW(
+        [
+            {"params": rest[1:], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
+        ],
+        lr=3e-3,
+    )
+
+
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01, amsgrad=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.3),
+    "groups": in_groups,
 }
 
 

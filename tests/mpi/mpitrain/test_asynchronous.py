@@ -216,16 +216,6 @@ def test_unequal_stages_see_the_weights_they_should(comm, replicas, policy, micr
     check(comm, asynchronous(policy, micro_batches, replicas=replicas), rtol=1e-10)
 
 
-def test_a_pipeline_of_one_stage_is_plain_data_parallel(comm):
-    config = asynchronous("stash", replicas=(RANKS,))
-    losses, weights, steps = found(comm, config)
-    plain = replace(config, parallel=replace(config.parallel, replicas=(), schedule="1f1b"))
-    with start(comm, plain) as trainer:
-        expected = [record.loss for record in islice(trainer.run_epoch(0), steps)]
-        assert losses == expected[:STEPS]
-        equal(weights, whole(comm, trainer))
-
-
 @pytest.mark.parametrize("replicas", [(1,) * RANKS, *SHAPES.get(RANKS, [])[:1]], ids=str)
 def test_old_weights_are_kept_no_longer_than_they_are_needed(comm, replicas):
     from mpitrain.training.asynchronous import UpdateWindow
@@ -262,13 +252,6 @@ def test_stages_that_share_a_tensor_update_equally_often(comm, replicas):
         losses = [record.loss for record in islice(trainer.run_epoch(0), STEPS)]
         trainer.parts.check_replicas("at the end")  # those of the tied embedding, too
         assert losses[-1] < losses[0]
-
-
-def test_two_buffers_need_enough_micro_batches(comm):
-    if RANKS < 3:
-        pytest.skip("needs 3 stages")
-    with pytest.raises(ConfigError, match=r"two_buffers on \d stages needs at least"):
-        start(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
 
 
 def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):

@@ -8,7 +8,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.checkpoint.reader import CheckpointReader
-from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
@@ -221,16 +220,3 @@ def test_what_no_test_measures_is_refused_on_all_ranks(comm, folder, best, messa
         start(
             comm, scored(folder, best=best), objects=UserObjects(metrics={"score": Scores(SCORES)})
         )
-
-
-def test_by_the_loss_of_a_job(comm, folder):
-    config = replace(scored(folder, best="loss"), evaluate=Evaluate())
-    config = replace(config, train=replace(config.train, epochs=3))
-    records = []
-    with start(comm, config) as trainer:
-        train(trainer, on_record=records.append)
-    losses = [test.test_loss for test in of(Epoch, records)]
-    best = 2 * (1 + losses.index(min(losses)))
-    assert names(folder) == [f"best-{best:08d}", "step-00000006"]
-    found = CheckpointReader(checkpoints(config) / f"best-{best:08d}")
-    assert found.manifest.progress.seen["loss"].value == min(losses)

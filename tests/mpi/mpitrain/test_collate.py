@@ -10,12 +10,11 @@ import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import (
+    PARALLEL,
     RANKS,
     Waves,
     assert_alike,
-    assert_as_alone,
     assert_interrupted_alike,
-    layouts,
     loop,
     made,
 )
@@ -75,46 +74,6 @@ def weighted(outputs, classes, weights):
     return (losses * weights).mean()
 
 
-class Tags(Lines):
-    """A class for each word."""
-
-    def __getitem__(self, index):
-        words = super().__getitem__(index)[0]["words"]
-        return words, words % 3
-
-
-def pad_tags(samples):
-    words, tags = zip(*samples, strict=True)
-    pad = torch.nn.utils.rnn.pad_sequence
-    return pad(words, batch_first=True), pad(tags, batch_first=True, padding_value=-100)
-
-
-def tagger():
-    """Parts that keep words apart, with dropout."""
-    return torch.nn.Sequential(
-        torch.nn.Embedding(9, 8),
-        torch.nn.Dropout(0.2),
-        torch.nn.Linear(8, 8),
-        torch.nn.Tanh(),
-        torch.nn.Linear(8, 3),
-    )
-
-
-def tagged(outputs, tags):
-    return torch.nn.functional.cross_entropy(outputs.transpose(1, 2), tags)
-
-
-def right(outputs, tags):
-    kept = tags != -100
-    return ((outputs.argmax(2) == tags) & kept).sum(), kept.sum()
-
-
-TAGGED = {
-    "model": tagger, "cuts": (), "loss": tagged, "metrics": {"right": right}, "batch_size": 12,
-    "collate_fn": pad_tags, "train_data": Tags(50, 1), "test_data": Tags(31, 2),
-}  # fmt: skip
-
-
 class Buckets:
     """Batches of lines of like lengths, shuffled anew in each epoch."""
 
@@ -139,7 +98,7 @@ def given(**changed):
     lines = Lines(50, 1)
     usual = {
         "model": Recurrent,
-        "cuts": ["norm", "mix"][: max(0, RANKS - 1)],
+        "cuts": ["norm", "mix"],
         "train_data": torch.utils.data.DataLoader(
             lines, batch_sampler=Buckets(lines, 12), collate_fn=pad
         ),
@@ -171,37 +130,20 @@ def batches_of(trainer):
     return [pad([data[i] for i in batch.tolist()]) for batch in every]
 
 
-def split(parallel):
-    """Layouts, with micro-batches in pipelines, whose messages carry checksums."""
-    if parallel.get("pipe", 1) == 1:
-        return {"parallel": parallel}
-    return {"parallel": parallel | {"checksums": True}, "micro_batches": 2}
+#: Messages of pipelines carry checksums.
+SPLIT = {"parallel": PARALLEL}
+if "pipe" in PARALLEL:
+    SPLIT = {"parallel": PARALLEL | {"checksums": True}, "micro_batches": 2}
 
 
-@pytest.mark.parametrize("parallel", layouts())
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
+def test_it_is_torchs_own_loop(folder):
     """Bucketed batches of weighted samples, padded in each micro-batch to its own length."""
-    changed = given(workers=workers, **split(parallel))
-    with made(folder, **changed) as trainer:
+    with made(folder, **given(workers=1, **SPLIT)) as trainer:
         tests = trainer.fit()
-    if not workers and "pipe" not in parallel:  # its share, and what is tried before
-        assert len(trainer.parts.data.train.data.read) < 2 * 50 / RANKS + 55
     module, test = torchs_own(batches_of(trainer)), trainer.parts.data.test.data
     assert_alike(trainer.module, module)
     wanted = by_weight(module, pad([test[i] for i in range(len(test))])).item()
     assert tests[-1].test_loss == pytest.approx(wanted, rel=1e-9)
-
-
-@pytest.mark.parametrize("parallel", layouts())
-def test_words_that_only_pad_do_not_count(folder, parallel):
-    """The mean is over the words of all micro-batches, and dropout is that of one process."""
-    changed = given(**TAGGED)
-    alone = {"parallel": {}, "dir": str(folder / "alone" / str(MPI.COMM_WORLD.rank))}
-    with made(folder, MPI.COMM_SELF, **changed, **alone) as trainer:
-        expected = trainer.fit(), trainer.module
-    with made(folder, **changed, **split(parallel)) as trainer:
-        assert_as_alone(trainer.fit(), trainer.module, expected)
 
 
 LINES, utils = Lines(50, 1), torch.utils.data
@@ -267,8 +209,7 @@ def test_a_loader_of_a_stream(folder, wrapped):
 
 
 def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder):
-    changed = given(**split({"pipe": RANKS} if RANKS in (2, 3) else {}))
-    assert_interrupted_alike(folder, changed, {})
+    assert_interrupted_alike(folder, given(**SPLIT), {})
 
 
 def unmasked(samples):
@@ -281,10 +222,6 @@ class Rare(Lines):
 
     def length(self, index):
         return 9 if index % 7 == 3 else 4
-
-
-def over_all(outputs, tags):
-    return (outputs.argmax(2) == tags).double().mean()
 
 
 def silent():
@@ -324,7 +261,6 @@ REFUSED = [
     (of(torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)),
      ConfigError, "padding has a part in it"),
     (of(loader_of(Buckets, unmasked)) | {"model": silent}, ConfigError, "padding has a part in it"),
-    (TAGGED | {"metrics": {"all": over_all}}, ConfigError, "metrics: all of samples .* padding"),
     (of(loader_of(Drawn)), DataError, "Drawn gives two orders of one epoch"),
     (of(loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))),
      DataError, r"collate_fn gives shape \(5,\); the first axis must be the 3 samples"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpitrain.doctor import CHECKS, Finding, Status, doctor, render
+from mpitrain.doctor import CHECKS, Finding, Status, doctor
 from mpitrain.doctor.finding import gathered
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -37,8 +37,3 @@ def test_a_check_that_breaks_on_one_rank_fails_on_all(comm):
     found = gathered(comm, "broken", local, lambda values: Finding(Status.OK, "fine"))
     assert found.status is Status.FAIL
     assert found.text == f"rank {comm.size - 1}: OSError: no such thing"
-
-
-def test_a_line_and_its_fix():
-    text = render(Finding(Status.WARN, "2.00 s apart", "run NTP", "clocks"))
-    assert text.splitlines() == ["warn clocks       2.00 s apart", "                  -> run NTP"]

@@ -11,15 +11,7 @@ from mpitrain.group import TensorGroup
 from mpitrain.start import start
 from tests import queued_cupy
 from tests.gpu.jobs import trained
-from tests.mpi.mpitrain.layouts import (
-    INTERLEAVED,
-    ZB_V,
-    ZERO_BUBBLE,
-    alone,
-    curve,
-    equal,
-    job,
-)
+from tests.mpi.mpitrain.layouts import INTERLEAVED, ZB_V, ZERO_BUBBLE, alone, curve, equal, job
 from tests.mpi.mpitrain.test_layouts import same
 
 pytestmark = pytest.mark.mpi
@@ -88,7 +80,7 @@ def few(*quick):
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in LAYOUTS]
 
 
-@pytest.mark.parametrize("layout", few("experts", "groups", "pipe", "sequence", "context"))
+@pytest.mark.parametrize("layout", few("experts", "groups", "context"))
 def test_losses_are_those_of_one_process(comm, layout):
     """With drops, both losses, and clipping by a norm that has each parameter once."""
     expected = alone(mixture(), 4)
@@ -147,7 +139,7 @@ def test_narrow_numbers(comm):
 IGNORED = Loss(ignore_index=1)
 
 
-@pytest.mark.parametrize("layout", few("experts", "pipe", "context"))
+@pytest.mark.parametrize("layout", few("experts"))
 def test_routers_losses_are_means_over_samples_whatever_labels_count(comm, layout):
     plain = mixture(MIXTURE | dict(balance=0.0, router_z=0.0))
     jobs = [

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 import mpitrain
 from collectives import Communicator
-from mpitrain import Stream
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
 from mpitrain.config import (
@@ -22,7 +21,6 @@ from mpitrain.config import (
     Train,
 )
 from mpitrain.data import Dataset, Samples
-from mpitrain.federated.choice import Choice
 from mpitrain.federated.secure import RoundError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Round, Step
@@ -136,23 +134,6 @@ def test_one_client_is_training_without_clients(comm, dtype, optim):
     np.testing.assert_array_equal(found, sequential(comm, config, steps))
 
 
-def test_rounds_of_one_client_without_momentum_go_on_where_it_was(comm):
-    config = job(clients=1, rounds=3)
-    config = replace(config, optim=Optim(momentum=0.0), train=Train(epochs=1, batch_size=100))
-    longer = replace(config, train=Train(epochs=3, batch_size=100))
-    found, _ = rounds(comm, config)
-    np.testing.assert_array_equal(found, sequential(comm, longer, 3 * 15))
-
-
-@pytest.mark.quick_on(3)
-def test_no_mu_and_taking_all_change_nothing(comm):
-    found, _ = rounds(comm, job(sample=8))
-    same, _ = rounds(comm, job(sample=8, prox=0.0, take=8, spread=2.0, weigh="samples"))
-    np.testing.assert_array_equal(same, found)
-    different, _ = rounds(comm, job(sample=8, prox=0.5))
-    assert np.abs(different - found).max() > 1e-4
-
-
 @pytest.mark.quick_on(3)
 def test_the_mean_is_that_of_the_clients_weights(comm):
     """Weighted by samples, of float64 weights; each client trained by itself."""
@@ -219,8 +200,13 @@ def _curvature(trainer):
 @pytest.mark.parametrize(
     ("own", "rule", "rate"),
     [
-        (dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7),
-        (dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
+        pytest.param(
+            *(dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
+            marks=pytest.mark.slow,
+        ),
         (dict(server="lamb", server_lr=0.1), LAMB(0.9, 0.99, 1e-3), 0.1),
     ],
 )
@@ -419,37 +405,6 @@ def test_a_checkpoint_of_other_clients_is_refused(comm, folder):
     assert checkpoints(config).is_dir()
 
 
-def test_jobs_that_cannot_be(comm):
-    with pytest.raises(ConfigError, match=r"federated\.clients = 1438 must be at most 1437"):
-        mpitrain.Trainer(comm, job(clients=1438))
-    with pytest.raises(
-        ConfigError, match=r"a federated client needs an optimiser of the .optim. table"
-    ):
-        mpitrain.Trainer(comm, job(), optimizer=SGD())
-    with pytest.raises(ConfigError, match=r"bits: weights of up to 1437 .* leave 21 .* not 24"):
-        pytest.importorskip("cryptography")
-        mpitrain.Trainer(comm, job(secure=True, bits=24))
-
-
-def test_a_stream_has_no_clients(comm):
-    source = [(np.zeros(4, np.float32), np.int64(i % 10)) for i in range(40)]
-    with pytest.raises(ConfigError, match="the training data are read in turn"):
-        mpitrain.Trainer(
-            comm, job(clients=4), train_data=Stream(source, 40), test_data=source, classes=10
-        )
-
-
-@pytest.mark.quick_on(3)
-def test_without_bits_a_secure_sum_has_as_many_as_fit(comm):
-    pytest.importorskip("cryptography")
-    with mpitrain.Trainer(comm, job("float64", secure=True)) as trainer:
-        assert trainer.loop._sums.bits == 21
-        list(trainer.run_epoch(0))
-        found = trainer.parts.store.parameters.copy()
-    dense, _ = rounds(comm, job("float64"), 1)
-    np.testing.assert_allclose(found, dense, atol=1e-6)
-
-
 @pytest.mark.quick_on(2)
 def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
     torch = pytest.importorskip("torch")
@@ -473,11 +428,3 @@ def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
     with pytest.raises(ConfigError, match=r"batch norm needs forward passes .* take group or"):
         mpitrain.Trainer(comm, config, model=with_means)
     assert not split_off
-
-
-def test_the_draws_are_those_of_the_table(comm):
-    with mpitrain.Trainer(comm, job(sample=5, split="dirichlet")) as trainer:
-        sizes = np.array([len(part) for part in trainer.loop.clients])
-        assert sizes.sum() == len(trainer.parts.data.train)
-        again = Choice(trainer.parts.config.federated, 3, sizes, -(-sizes // 16))
-        assert trainer.loop.choice.cohort(7) == again.cohort(7)

@@ -10,13 +10,11 @@ from tests.mpi.mpitrain.fits import (
     RANKS,
     SEVERAL,
     Block,
-    Quadrants,
     Sentences,
     Waves,
     Whole,
     assert_as_alone,
     made,
-    net,
     of_both,
     tensors,
 )
@@ -100,25 +98,6 @@ def test_the_module_gives_the_results_of_the_test_in_torch(folder):
         outputs = trainer.module.double().eval()(**tensors(samples.inputs))
         loss = of_both(outputs, tensors(samples.labels).values())
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    ["cross_entropy", pytest.param(torch.nn.functional.cross_entropy, marks=pytest.mark.slow)],
-)
-def test_classes(comm, folder, alone, loss):
-    changed = {
-        "model": lambda: net(4),
-        "train_data": Quadrants(100, 1),
-        "test_data": Quadrants(30, 2),
-        "loss": loss,
-        "metrics": ["accuracy", "top2"],
-    }
-    with made(folder, **changed) as trainer:
-        tests = trainer.fit()
-    expected, _ = alone(**changed)
-    assert tests[-1].test_loss == pytest.approx(expected[-1].test_loss, rel=1e-11)
-    assert tests[-1].metrics == expected[-1].metrics
 
 
 def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):

@@ -3,64 +3,14 @@
 import pytest
 
 from mpitrain.config import Config, ConfigError, Optim
-from tests.mpi.mpitrain.fits import (
-    OPTIMIZERS,
-    assert_alike,
-    cosine,
-    layouts,
-    made,
-    regular,
-    torchs_own,
-)
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, made, regular, torchs_own
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
-QUICK = (("AdamW", 1), ("Adagrad", 2))
-
-
-def in_groups(parameters):
-    """No decay of what has one axis, and another rate for one tensor."""
-    rest = [p for p in parameters if p.ndim > 1]
-    return torch.optim.AdamW(
-        [
-            {"params": rest[1:], "weight_decay": 0.1},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
-        ],
-        lr=3e-3,
-    )
-
-
-@pytest.mark.parametrize("parallel", layouts())
-def test_groups_of_parameters(comm, folder, parallel):
-    changed = {"optimizer": in_groups, "optim": {"schedule": "cosine"}, "parallel": parallel}
-    with made(folder, **changed) as trainer:
-        trainer.fit()
-    assert_alike(trainer.module, torchs_own(trainer, in_groups)[0])
-
-
-def adafactor(parameters):
-    """Keeps a row and a column of a matrix, and all of a vector."""
-    return torch.optim.Adafactor(parameters, lr=0.05)
-
-
-@pytest.mark.parametrize("parallel", layouts())
-def test_an_optimiser_that_goes_by_whole_parameters(comm, folder, parallel):
-    changed = {"optimizer": adafactor, "schedule": cosine, "parallel": parallel}
-    if parallel.get("zero"):
-        with pytest.raises(ConfigError, match=r"whole parameters, and parallel\.zero cuts them"):
-            made(folder, **changed)
-        return
-    with made(folder, **changed) as trainer:
-        trainer.fit()
-    assert_alike(trainer.module, torchs_own(trainer, adafactor)[0])
-
-
-@pytest.mark.parametrize("parallel", layouts())
-def test_groups_of_a_job(comm, folder, parallel):
+def test_groups_of_a_job(comm, folder):
     """The job's own optimiser with groups is torch's with the same."""
     groups = [
         {"names": ["part0.weight"], "lr": 0.5, "weight_decay": 0.2},
@@ -81,36 +31,13 @@ def test_groups_of_a_job(comm, folder, parallel):
             lr=3e-3,
         )
 
-    with made(folder, optim=optim, parallel=parallel) as trainer:
+    with made(folder, optim=optim, parallel=PARALLEL) as trainer:
         trainer.fit()
     assert_alike(trainer.module, torchs_own(trainer, same)[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "zero"),
-    [
-        pytest.param(name, zero, marks=() if (name, zero) in QUICK else pytest.mark.slow)
-        for name in OPTIMIZERS
-        for zero in (0, 1, 2)
-    ],
-)
-def test_optimisers_of_torch(comm, folder, alone, name, zero):
-    """The numbers are those of torch's own loop, also when the run is interrupted."""
-    changed = {
-        "optimizer": OPTIMIZERS[name],
-        "optim": {"schedule": "cosine"},
-        "parallel": {"zero": zero},
-        "checkpoint": {"every": 2},
-    }
-    with made(folder, **changed, steps=7) as trainer:
-        trainer.fit()
-    with made(folder, **changed) as trainer:
-        trainer.fit(resume=True)
-    assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name])[0])
-
-
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
     changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
     with made(folder, **changed) as trainer:
@@ -122,14 +49,13 @@ def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
         assert trainer.fit()[-1].test_loss != pytest.approx(tests[-1].test_loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_a_schedule_of_ones_own_is_torchs(comm, folder, parallel):
+def test_a_schedule_of_ones_own_is_torchs(comm, folder):
     """Rank 0's function counts, so that no rank has another rate; interrupted, it goes on."""
-    schedule = lambda step: 1 / (1 + step + (comm.rank if parallel else 0))  # noqa: E731
+    schedule = lambda step: 1 / (1 + step + (comm.rank if PARALLEL else 0))  # noqa: E731
     changed = {"schedule": schedule, "optim": {"name": "sgd", "lr": 0.05, "reference_batch": 0}}
-    with made(folder, **changed, parallel=parallel, steps=7) as trainer:
+    with made(folder, **changed, parallel=PARALLEL, steps=7) as trainer:
         trainer.fit()
-    with made(folder, **changed, parallel=parallel) as trainer:
+    with made(folder, **changed, parallel=PARALLEL) as trainer:
         trainer.fit(resume=True)
     factory = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
     later = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step))  # noqa: E731

@@ -6,6 +6,7 @@ from mpi4py import MPI
 from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -56,6 +57,18 @@ class Added(torch.nn.Module):
         return {"y": y, "more": y.sum()}
 
 
+lr_scheduler = torch.optim.lr_scheduler
+
+
+class ByNorm(lr_scheduler.LRScheduler):
+    """Reads a parameter, of which only training knows the values."""
+
+    def get_lr(self):
+        first = self.optimizer.param_groups[0]["params"][0]
+        return [rate / float(first.norm()) for rate in self.base_lrs]
+
+
+ONE = [torch.nn.Parameter(torch.ones(1))]
 ALONE = {"test_data": None, "metrics": None}
 CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLoss()}
 
@@ -82,11 +95,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
         ),
         ({"loss": lambda y, t: 1.0}, ConfigError, "loss: <lambda> gives a float"),
         ({"loss": lambda y, t: t.mean()}, ConfigError, "a number without a gradient"),
-        (
-            {"loss": lambda y, t: y.sub_(t).square().mean()},
-            ConfigError,
-            r"work on outputs\.clone",
-        ),
+        ({"loss": lambda y, t: y.sub_(t).square().mean()}, ConfigError, r"work on outputs\.clone"),
         (
             {"metrics": {"rmse": lambda y, t: (y - t).square().mean().sqrt()}},
             ConfigError,
@@ -124,6 +133,11 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             ConfigError,
             r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'",
         ),
+        (
+            {"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},
+            ConfigError,
+            r"whole parameters, and parallel\.zero cuts them",
+        ),
         ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
@@ -149,6 +163,26 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
     with pytest.raises(error, match=message), made(folder, **changed) as trainer:
         trainer.fit()
+
+
+SCHEDULES = [
+    (adamw, ByNorm, "^schedule: called with the optimiser, it fails: .*parameters have no values"),
+    (adamw, lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5), "has no value for step 6"),
+    (adamw, lambda o: lr_scheduler.StepLR(sgd(ONE), 2), "another"),
+    (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),
+    (adamw, lambda o: lr_scheduler.StepLR(o, "two"), "schedule: "),
+    (adamw, lambda o: lr_scheduler.LambdaLR(o, lambda s: 5 - s), "group 0 is -0.003 at step 6"),
+    ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
+    (adamw, lr_scheduler.StepLR(sgd(ONE), 2), "give a function"),
+    (sgd(ONE), None, "give a function that makes it"),
+    (lambda p: [sgd(p[:1]), sgd(p[1:])], None, r"gives a list.*examples/pytorch/gan\.py"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "schedule", "why"), SCHEDULES)
+def test_schedules_that_cannot_be_are_refused(folder, optimizer, schedule, why):
+    with pytest.raises(ConfigError, match=why):
+        made(folder, optimizer=optimizer, schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +261,7 @@ def below(x, y):
 def test_a_sample_that_cannot_be_ends_all(comm, folder, part, at, other, message, given):
     """Whoever has it."""
     given = given | {f"{part}_data": Other(other, at), "epochs": 1}
-    with (
-        pytest.raises(DataError, match=message.format(at, part)),
-        made(folder, **given) as trainer,
-    ):
+    with pytest.raises(DataError, match=message.format(at, part)), made(folder, **given) as trainer:
         trainer.fit()
 
 
@@ -308,7 +339,7 @@ def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message):
         return torch.nn.Sequential(*layers, Impure(how), torch.nn.Linear(16, 1))
 
     with pytest.raises(ConfigError, match=message) as raised:
-        made(folder, model=model, parallel={"pipe": RANKS}).fit()
+        made(folder, model=model, parallel={"pipe": RANKS}, shadow=8).fit()
     assert len(set(comm.allgather(str(raised.value)))) == 1
 
 

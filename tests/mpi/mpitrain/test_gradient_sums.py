@@ -98,14 +98,6 @@ def test_the_first_gradients_of_a_step_replace_those_before(comm, kind):
     own.close()
 
 
-def test_a_new_step_passes_over_no_gradients(store):
-    own = store()
-    own.gradients[...] = 7
-    own.reset()
-    np.testing.assert_array_equal(own.gradients, 7)
-    own.close()
-
-
 def summed(comm):
     return comm.size * (comm.size + 1) // 2 * np.arange(8)
 

@@ -6,7 +6,7 @@ import pytest
 from mpitrain.checkpoint.export import export
 from mpitrain.config import ConfigError
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.fits import OPTIMIZERS, assert_alike, layouts, loop, made, mse, net
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, loop, made, mse, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -44,9 +44,8 @@ def of_waves(module, batch):
 
 
 @each_optimizer
-@pytest.mark.parametrize("parallel", layouts())
-def test_a_loop_of_torch_goes_on_where_the_trainer_ended(folder, factory, parallel):
-    asked = {"model": lambda: net().double(), "optimizer": factory, "parallel": parallel}
+def test_a_loop_of_torch_goes_on_where_the_trainer_ended(folder, factory):
+    asked = {"model": lambda: net().double(), "optimizer": factory, "parallel": PARALLEL}
     with made(folder / "long", **asked, epochs=3) as trainer:
         trainer.fit()
     expected = trainer.module
@@ -68,13 +67,12 @@ def begun(factory):
 
 
 @each_optimizer
-@pytest.mark.parametrize("parallel", layouts())
-def test_the_trainer_goes_on_where_a_loop_of_torch_ended(folder, factory, parallel):
+def test_the_trainer_goes_on_where_a_loop_of_torch_ended(folder, factory):
     """Also when it was stopped and goes on with its own checkpoint."""
     for steps in (4, 10):
         module, optimizer = begun(factory)
         asked = {"model": module, "optimizer": lambda p, own=optimizer: own, "steps": steps}
-        with made(folder, parallel=parallel, **asked) as trainer:
+        with made(folder, parallel=PARALLEL, **asked) as trainer:
             trainer.fit(resume=True)
     expected, own = begun(factory)
     loop(expected, lambda p: own, samples_of(trainer, [0, 1]), of_waves)
@@ -141,7 +139,9 @@ def of_tokens(scores, labels):
     return torch.nn.functional.cross_entropy(scores.transpose(1, 2), labels)
 
 
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3}], ids=str)
+@pytest.mark.parametrize(
+    "parallel", [pytest.param({}, marks=pytest.mark.slow), {"zero": 3}], ids=str
+)
 def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm, parallel):
     """Stopped, resumed, exported, loaded: the same scores to the last bit."""
     transformers = pytest.importorskip("transformers")

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
 from mpitrain.ranks.stop import Stopped
-from tests.mpi.mpitrain.fits import assert_alike, layouts, made, mse, net
+from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, made, mse, net
 from tests.mpi.mpitrain.layouts import StopsAfter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -98,9 +97,8 @@ def fitted(folder, **changed):
     return trainer, seen
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_rates_fall_where_tests_get_no_better_as_in_torch(folder, parallel):
-    trainer, seen = fitted(folder, schedule=plateau, parallel=parallel)
+def test_rates_fall_where_tests_get_no_better_as_in_torch(folder):
+    trainer, seen = fitted(folder, schedule=plateau, parallel=PARALLEL)
     module, rates, losses = loop_of_torch(trainer, schedule=plateau)
     assert len(set(rates)) > 2
     np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
@@ -133,13 +131,12 @@ def test_by_a_metric_with_a_direction(folder):
         job(folder, schedule=plateau, test_data=None, metrics=None)
 
 
-@pytest.mark.parametrize("parallel", layouts())
 @pytest.mark.parametrize(
     "stop", [3 * PER_EPOCH, pytest.param(3 * PER_EPOCH + 2, marks=pytest.mark.slow)]
 )
-def test_a_stopped_run_goes_on_with_the_rates(folder, parallel, stop):
+def test_a_stopped_run_goes_on_with_the_rates(folder, stop):
     """It stops just before the test of an epoch, and within one."""
-    asked = {"schedule": plateau, "parallel": parallel, "clip_value": 0.5}
+    asked = {"schedule": plateau, "parallel": PARALLEL, "clip_value": 0.5}
     whole, expected = fitted(folder / "whole", **asked)
     asked["dir"] = str(folder / "again")
     flag = StopsAfter(stop)
@@ -170,44 +167,7 @@ def test_a_scheduler_that_cannot_go_on_is_an_error_of_all_ranks(folder):
             trainer.fit()
 
 
-OTHERS = [
-    pytest.param({"node_shared": True}, id="node", marks=pytest.mark.slow),
-    pytest.param({"schedule": "asynchronous"}, id="asynchronous"),
-]
-
-
-@pytest.mark.parametrize(
-    ("parallel", "norm"),
-    [
-        *(pytest.param(*one.values, 0.0, id=one.id, marks=one.marks) for one in layouts() + OTHERS),
-        pytest.param({}, 2.0, id="and the norm"),
-    ],
-)
-def test_each_number_is_clipped_as_in_torch(folder, parallel, norm):
-    asked = {"clip_value": 0.05, "clip_norm": norm, "parallel": parallel}
-    trainer, seen = fitted(folder, **asked)
-    module, _, losses = loop_of_torch(trainer, clip=0.05, norm=norm)
-    _, _, free = loop_of_torch(trainer, norm=norm)
-    assert abs(free[-1] - losses[-1]) > 1e-3
-    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=1e-8)
-    if not norm:
-        assert_alike(trainer.module, module)
-
-
-@pytest.mark.parametrize("name", ["sgd", pytest.param("lamb", marks=pytest.mark.slow)])
-def test_optimizers_of_the_table_clip_alike(folder, name):
-    """A clip that no number reaches changes no bit, and a small one the norm of each step."""
-    found = {}
-    for clip in (0.0, 1e3, 1e-3):
-        optim = {"name": name, "lr": 1e-2, "reference_batch": 0, "clip_value": clip}
-        with made(folder, optim=optim, dir=str(folder / str(clip))) as trainer:
-            found[clip] = [test.test_loss for test in trainer.fit()]
-    np.testing.assert_allclose(found[0.0], found[1e3], rtol=1e-15)
-    assert abs(found[0.0][-1] - found[1e-3][-1]) > 1e-6
-
-
-@pytest.mark.parametrize("parallel", layouts())
-def test_a_program_ends_saves_and_turns_the_rate_down(folder, parallel):
+def test_a_program_ends_saves_and_turns_the_rate_down(folder):
     """It ends within an epoch, and goes on later as if it had not ended."""
     total, end = EPOCHS * PER_EPOCH, 2 * PER_EPOCH + 2
 
@@ -221,7 +181,7 @@ def test_a_program_ends_saves_and_turns_the_rate_down(folder, parallel):
                 trainer.end("good enough")
 
         seen = Seen(act)
-        with job(folder, dir=str(folder / where), parallel=parallel) as trainer:
+        with job(folder, dir=str(folder / where), parallel=PARALLEL) as trainer:
             seen.tests = trainer.fit(resume=resume, on_record=seen)
         return trainer.module, seen
 
@@ -252,8 +212,7 @@ def wide():
     return net().double()
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_a_program_averages_the_values_of_each_step(folder, parallel):
+def test_a_program_averages_the_values_of_each_step(folder):
     """As beside a loop of torch; training goes on with the same bits as without."""
     found, wanted = Mean(), Mean()
 
@@ -261,11 +220,11 @@ def test_a_program_averages_the_values_of_each_step(folder, parallel):
         if isinstance(record, Step):
             found(trainer.gather())
 
-    with job(folder, model=wide, parallel=parallel) as trainer:
+    with job(folder, model=wide, parallel=PARALLEL) as trainer:
         trainer.fit(on_record=act)
     loop_of_torch(trainer, after=wanted)
     torch.testing.assert_close(found.own.state_dict(), wanted.own.state_dict(), rtol=1e-8, atol=0)
-    unseen, _ = fitted(folder, model=wide, parallel=parallel)
+    unseen, _ = fitted(folder, model=wide, parallel=PARALLEL)
     for own, other in zip(trainer.module.parameters(), unseen.module.parameters(), strict=True):
         assert torch.equal(own, other)
 
@@ -324,19 +283,6 @@ def test_values_of_the_past_are_nobodys(comm, folder):
             pytest.raises(ConfigError, match=r"gather\(\) in on_record is True on rank 0 and"),
         ):
             trainer.fit(on_record=one)
-
-
-def test_a_trainer_in_train_gives_its_module_s_values_too(folder):
-    found = []
-
-    def act(record):
-        if isinstance(record, Step):
-            found.append(sample(trainer.gather()).item())
-
-    with job(folder, model=wide, steps=3) as trainer:
-        mpitrain.train(trainer, on_record=act)
-        assert len(set(found)) == 3
-        assert sample(trainer.module).item() == found[-1]
 
 
 def test_what_a_program_asks_at_another_time_or_on_one_rank_is_refused(folder):

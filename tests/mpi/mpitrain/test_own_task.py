@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
-from mpitrain.data import DataError, Dataset, Samples
+from mpitrain.data import Dataset, Samples
 from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.objective.metrics import AllSamples
 from mpitrain.ranks.threads import limit_blas_threads
@@ -185,26 +185,3 @@ def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own, told):
             job(),
             objects=UserObjects(data=WAVES, layers=own if comm.rank == RANKS - 1 else layers()),
         )
-
-
-@pytest.mark.parametrize(("of", "wrong"), [("train", -1.0), ("train", np.nan), ("test", 2.0)])
-def test_labels_that_are_no_probabilities_are_refused_on_all_ranks(comm, of, wrong):
-    rng = np.random.default_rng(0)
-    parts = {
-        part: Samples(rng.normal(size=(30, 6)), rng.integers(0, 2, (30, 2)).astype(float))
-        for part in ("train", "test")
-    }
-    config = replace(job("binary_cross_entropy"), evaluate=Evaluate())
-    data = Dataset(parts["train"], parts["test"], classes=0)
-    start(comm, config, objects=UserObjects(data=data, layers=layers())).close()
-    parts[of].labels[7, 1] = wrong
-    told = rf"sample 7 to {of} on has the label {wrong}, and binary_cross_entropy takes numbers"
-    with pytest.raises(DataError, match=told):
-        start(comm, config, objects=UserObjects(data=data, layers=layers()))
-
-
-@pytest.mark.mpi(min_size=2)
-def test_other_data_on_a_rank_are_refused_on_all(comm):
-    own = Dataset(samples(101, 0), samples(37, 1 + (comm.rank == RANKS - 1)), classes=0)
-    with pytest.raises(DataError, match=r"different data: rank .* give all of them the"):
-        start(comm, job(), objects=UserObjects(data=own, layers=layers()))

@@ -74,10 +74,7 @@ def test_cuts_change_no_mask(comm, folder, alone, again):
 
 
 def local(**changed):
-    return {
-        "model": lambda: around("encoder", "depth"),
-        "run": {"random": "local"},
-    } | changed
+    return {"model": lambda: around("encoder", "depth"), "run": {"random": "local"}} | changed
 
 
 def test_local_numbers_go_on_where_they_stopped(comm, folder):

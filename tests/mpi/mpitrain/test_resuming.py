@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader
-from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.saving import resume, save
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import read_records
@@ -206,18 +206,6 @@ def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkey
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "lock.json"]
     assert len(list((folder / "checkpoints").iterdir())) == 3
     comm.Barrier()
-
-
-def test_the_oldest_ones_go(comm, folder):
-    config = saved(comm, folder)
-    with start(comm, config) as trainer:
-        step = resume(trainer.parts).step
-        list(islice(trainer.run_epoch(0), 1))
-        folder_of = checkpoints(trainer.parts.config)
-        save(trainer.parts, Writer(comm, folder_of, keep=2, background=False, resumed=step))
-    comm.Barrier()
-    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert left == ["step-00000003", "step-00000004"]
 
 
 def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):

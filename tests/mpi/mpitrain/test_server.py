@@ -2,42 +2,25 @@
 
 import random
 import time
-from importlib.util import find_spec
-from itertools import islice
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-import mpitrain
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
-from mpitrain.config import (
-    Compress,
-    Config,
-    ConfigError,
-    Data,
-    Model,
-    Optim,
-    Parallel,
-    Run,
-    Server,
-    Train,
-)
+from mpitrain.config import Compress, Config, Data, Model, Optim, Parallel, Run, Server, Train
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
-from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
 from mpitrain.pipeline.stage import Stage
 from mpitrain.run import train
 from mpitrain.server.messages import MessageKind
 from mpitrain.server.serve import Serving
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.evaluation import evaluate
-from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -130,18 +113,6 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, bound, optim):
     found, _ = trained(comm, config)
     expected, _ = synchronous(comm, config, 1)
     equal(found, expected)
-
-
-@slow
-@pytest.mark.skipif(RANKS < 3, reason="a group of two needs a server besides")
-def test_one_group_is_synchronous_bit_by_bit(comm, folder):
-    config = job(folder, ranks=1, bound="none", groups=1)
-    config = replace(config, parallel=Parallel(algorithm="ring", bucket_bytes=1024))
-    found, records = trained(comm, config, before_step=delays(comm, 2))
-    expected, theirs = synchronous(comm, config, RANKS - 1, algorithm="ring", bucket_bytes=1024)
-    equal(found, expected)
-    assert [one.loss for one in records] == pytest.approx([one.loss for one in theirs])
-    assert {one.served.pushes for one in records} == {1}
 
 
 ASYNCHRONOUS = {
@@ -258,8 +229,13 @@ def served(comm, monkeypatch):
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-def test_one_process_in_the_order_of_service_has_the_same_bits(comm, folder, served, servers):
+@pytest.mark.parametrize("codec", ["none", pytest.param("qsgd", marks=slow)])
+def test_one_process_in_the_order_of_service_has_the_same_bits(
+    comm, folder, served, servers, codec
+):
+    """Pushes by codes with the dice of the worker and its clock."""
     config = job(folder, ranks=servers, bound="none", window=5)
+    config = replace(config, compress=Compress(codec))
     found, _ = trained(comm, config, before_step=delays(comm, 5))
     logs = served()
     if comm.rank == 0:
@@ -285,19 +261,6 @@ def test_a_quorum_leaves_a_slow_worker_behind(comm, folder, served):
     pushed = [worker for kind, worker, _ in log if kind is MessageKind.PUSH]
     assert pushed.count(0) < STEPS
     assert all(pushed.count(worker) == STEPS for worker in range(2, workers))
-
-
-@quick
-@pytest.mark.parametrize("codec", ["bf16", pytest.param("qsgd", marks=slow)])
-def test_pushes_by_codes_are_those_that_were_served_decoded(comm, folder, served, codec):
-    """With the dice of the worker and its clock."""
-    servers = SERVERS[-1]
-    config = job(folder, ranks=servers, bound="none", window=5)
-    config = replace(config, compress=Compress(codec))
-    found, _ = trained(comm, config, before_step=delays(comm, 5))
-    logs = served()
-    if comm.rank == 0:
-        equal(found, simulated(logs, config, RANKS - servers))
 
 
 @pytest.mark.parametrize(
@@ -345,27 +308,6 @@ def train_all(comm, config, before_step=None, go_on=False):
         train(trainer, go_on=go_on)
 
 
-@slow
-def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
-    optim = Optim(lr=0.05, average=0.9)
-    config = job(folder, optim, ranks=1, bound=0)
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), STEPS))
-        before = whole(comm, trainer)
-        test = evaluate(trainer.parts, 0)
-        equal(whole(comm, trainer), before)
-    part = comm.Split(comm.rank < RANKS - 1, comm.rank)
-    expected = None
-    if comm.rank < RANKS - 1:
-        with start(part, without(config, algorithm="parameter_server")) as trainer:
-            list(islice(trainer.run_epoch(0), STEPS))
-            expected = evaluate(trainer.parts, 0)
-    expected = comm.bcast(expected)
-    part.Free()
-    assert test.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
-    assert test.metrics == pytest.approx(expected.metrics)
-
-
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
 @pytest.mark.parametrize("bound", [0, pytest.param(1, marks=slow), "none"])
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound):
@@ -395,69 +337,3 @@ def test_a_workers_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder)
     with pytest.raises(NonFinite, match="the inputs of sample 5 to train on hold nan"):
         list(trainer.run_epoch(0))
     trainer.close()
-
-
-@slow
-def test_too_few_ranks_are_refused(comm, folder):
-    with pytest.raises(ConfigError, match=rf"server.ranks = {RANKS} of {RANKS} ranks leaves no"):
-        start(comm, job(folder, ranks=RANKS))
-    with pytest.raises(ConfigError, match=r"server.groups = 8 of \d worker"):
-        start(comm, job(folder, ranks=1, groups=8))
-
-
-@slow
-def test_batch_norm_is_refused(comm, folder, split_off):
-    layers = {"first": Chain({"flat": Flatten(), "norm": BatchNorm(64)}), "last": Linear(64, 10)}
-    with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
-        start(comm, job(folder, ranks=1), objects=UserObjects(layers=layers))
-    assert not split_off
-
-
-@slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-def test_a_torch_module_is_trained_by_servers(comm, folder):
-    """With the values of the same without, and refused where the trainer has none."""
-    import torch
-
-    def given(where, **more):
-        return dict(
-            model=lambda: torch.nn.Sequential(
-                torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
-            ),
-            train_data=Sums(),
-            test_data=Sums(),
-            loss="mean_squared_error",
-            batch_size=16,
-            epochs=2,
-            dir=str(folder / where),
-            **more,
-        )
-
-    def values(trainer):
-        trainer.fit()
-        found = [value.detach().numpy().copy() for value in trainer.module.parameters()]
-        trainer.close()
-        return found
-
-    server = {"ranks": 1, "bound": 0}
-    found = values(mpitrain.Trainer(comm, **given("served", server=server)))
-    part = comm.Split(comm.rank < RANKS - 1, comm.rank)
-    if comm.rank < RANKS - 1:
-        for value, expected in zip(
-            found,
-            values(mpitrain.Trainer(part, **given("plain", algorithm="parameter_server"))),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(value, expected)
-    part.Free()
-
-
-class Sums:
-    """Three numbers and their sum."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        x = np.random.default_rng(index).normal(size=3).astype(np.float32)
-        return x, x.sum(keepdims=True)

@@ -23,13 +23,7 @@ from mpitrain.search.layers import layer_costs
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import (
-    alone,
-    close,
-    curve,
-    job,
-    whole,
-)
+from tests.mpi.mpitrain.layouts import alone, close, curve, job, whole
 
 pytestmark = pytest.mark.mpi
 

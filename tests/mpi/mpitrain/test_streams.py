@@ -7,12 +7,7 @@ import pytest
 
 import mpitrain
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.fits import (
-    RANKS,
-    assert_alike,
-    made,
-    net,
-)
+from tests.mpi.mpitrain.fits import RANKS, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -48,26 +43,6 @@ def mpitrain_rank():
 
 def given(jitter=0.05, **changed):
     return {"train_data": Turns(100, 1, jitter), "test_data": Turns(30, 2)} | changed
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
-def test_samples_come_in_the_order_of_torchs_own_loop(folder):
-    changed = given(jitter=0.0, optimizer=sgd, workers=1)
-    with made(folder, **changed) as trainer:
-        trainer.fit()
-    torch.manual_seed(7)
-    module = net().double()
-    optimizer = sgd(module.parameters())
-    for _ in range(2):
-        # torch's loader, in the stream's order
-        for x, y in torch.utils.data.DataLoader(Turns(100, 1, jitter=0.0), 24):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(module(x.double()), y.double()).backward()
-            optimizer.step()
-    assert_alike(trainer.module, module)
 
 
 def test_what_one_rank_cannot_read_all_say(folder):

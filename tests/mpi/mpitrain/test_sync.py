@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from time import sleep
 
 import numpy as np
@@ -15,7 +14,7 @@ from mpitrain import nn
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Compress, ConfigError, Optim, Sync, Train, load
+from mpitrain.config import Compress, ConfigError, Optim, Sync, Train
 from mpitrain.group import share
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Skipped, Step, Straggler
@@ -402,18 +401,6 @@ def test_a_straggler_is_named_where_ranks_agree_late_without_a_message_more(
     assert calls[0] == calls[1] and polled == {4, 8}
 
 
-def test_a_program_that_was_stopped_goes_on_to_the_end_where_ranks_agree_late(comm, folder):
-    config = in_folder(replace(config_of("mlp", "local"), train=mlp().train), folder, agree=4)
-    stop = StopFlag()
-    with start(comm, config, stop=stop) as trainer:
-        stop.reason = "a test"
-        with pytest.raises(Stopped, match="stopped after step 4 of 30"):
-            train(trainer)
-        stop.reason = ""
-        train(trainer, go_on=True)
-        assert trainer.parts.steps_done == 30
-
-
 def agreeing():
     return changed(config_of("mlp", "local"), sync={"period": 4, "agree": 5})
 
@@ -430,16 +417,6 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         assert [record.step for record in error.value.before] == [6]
         assert trainer.parts.steps_done == 10
         assert np.isfinite(trainer.parts.strategy.consensus()).all()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_sample_of_one_worker_that_is_not_finite_is_named_where_they_agree(comm):
-    with start(comm, agreeing()) as trainer:
-        if comm.rank == RANKS - 1:
-            trainer.parts.data.train.inputs[...] = np.inf
-        told = rf"step 1 \(rank {RANKS - 1}: the inputs of sample \d+ to train on hold inf"
-        with pytest.raises(NonFinite, match=told):
-            list(trainer.run_epoch(0))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -475,16 +452,3 @@ def test_what_cannot_be_is_refused_on_all_ranks(comm):
     for sync in KINDS.values() if RANKS > 1 else ():
         with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
             start(comm, replace(mlp(), sync=sync), objects=UserObjects(layers=layers))
-
-
-@pytest.mark.quick_on(3)
-def test_the_example_learns_the_digits(comm, folder):
-    overrides = [f"run.dir={folder}", "train.epochs=8", "run.log_every=1000"]
-    with start(comm, load(Path("digits_local"), overrides)) as trainer:
-        summary = train(trainer)
-        trainer.parts.check_replicas("at the end")
-    assert summary.metrics["accuracy"] > 0.9
-    last = read_records(folder / "metrics.jsonl").of(Step)[-1]
-    assert (last.step, last.sync.exchanges) == (184, 20 + (184 - 20) // 20)
-    if RANKS > 1:
-        assert 0 < last.sync.drift < 1

@@ -226,7 +226,13 @@ LAYOUTS = {
 
 
 def made(folder, model, **given):
-    usual = {"micro_batches": 2, "batch_size": 8, "epochs": 2, "dir": str(folder / "run")}
+    usual = {
+        "shadow": 0,
+        "micro_batches": 2,
+        "batch_size": 8,
+        "epochs": 2,
+        "dir": str(folder / "run"),
+    }
     return mpitrain.Trainer(
         model=lambda: model().double(),
         train_data=Sentences(),

@@ -3,7 +3,7 @@
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_alike, layouts, made, net, torchs_own
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, torchs_own
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytest.importorskip("ml_dtypes")
@@ -54,9 +54,8 @@ def expect_torchs_own(trainer, make):
         assert_alike(trainer.module, wanted)
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_autocast_in_the_module_is_torchs(folder, parallel):
-    with made(folder, model=automatic, parallel=parallel, **GIVEN) as trainer:
+def test_autocast_in_the_module_is_torchs(folder):
+    with made(folder, model=automatic, parallel=PARALLEL, **GIVEN) as trainer:
         tests = trainer.fit()
     expect_torchs_own(trainer, automatic)
     assert tests[-1].metrics["squares"] == pytest.approx(tests[-1].test_loss, rel=1e-5)

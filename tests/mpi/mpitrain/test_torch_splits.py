@@ -148,10 +148,7 @@ def linear():
 #: Arguments, and the sentence that refuses them.
 REFUSED = [
     ({"splits": {}}, "nothing says how tensor ranks share the model; give splits="),
-    (
-        {"splits": {"mlp.7": "rows"}},
-        "no module 'mlp.7' in a Reader; give a name that print",
-    ),
+    ({"splits": {"mlp.7": "rows"}}, "no module 'mlp.7' in a Reader; give a name that print"),
     ({"splits": {"mlp.0": "halves"}}, "write 'columns', 'columns of 3' where three"),
     ({"splits": {"norm": "columns"}}, "has norm, a LayerNorm, and tensor ranks share"),
     ({"splits": SPLITS | {"attention.qkv": "columns"}}, "results or gradients are others"),

@@ -11,7 +11,7 @@ from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Summary
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.fits import RANKS, Quadrants, layouts, made, net
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -26,14 +26,13 @@ def values(module):
     return [p.detach().clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_it_trains_as_with_a_test(comm, folder, parallel, capfd):
-    with made(folder, parallel=parallel, dir=str(folder / "tested")) as trainer:
+def test_it_trains_as_with_a_test(comm, folder, capfd):
+    with made(folder, parallel=PARALLEL, dir=str(folder / "tested")) as trainer:
         trainer.fit()
         expected = values(trainer.module)
-    with without(folder, parallel=parallel, steps=3, workers=1) as trainer:
+    with without(folder, parallel=PARALLEL, steps=3, workers=1) as trainer:
         assert trainer.fit() == []
-    with without(folder, parallel=parallel) as trainer:
+    with without(folder, parallel=PARALLEL) as trainer:
         assert trainer.fit(resume=True) == []
         assert all(map(torch.equal, values(trainer.module), expected))
         with pytest.raises(DataError, match="nothing to test on"):

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, made
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -145,9 +145,8 @@ def test_what_is_used_now_and_then_is_torchs(comm, folder):
     check(comm, folder, parallel={"zero": 1})
 
 
-@pytest.mark.parametrize("parallel", layouts())
-def test_what_crosses_a_cut_and_is_not_used(comm, folder, parallel):
-    check(comm, folder, **CUT, parallel=parallel | {"checksums": RANKS == 3})
+def test_what_crosses_a_cut_and_is_not_used(comm, folder):
+    check(comm, folder, **CUT, parallel=PARALLEL | {"checksums": RANKS == 3})
 
 
 @pytest.mark.parametrize(

@@ -106,22 +106,6 @@ def test_peers_tell_what_auto_does_for_ordinary_arrays_and_for_those_of_empty(ca
     assert cells == ["1 MiB", *beside, "24.0", "1.25", "1.46", "10.0", "3.00", "3.50", "4.00"]
 
 
-def test_peers_say_the_states_of_the_machine(capsys, tmp_path):
-    rows = [NATIVE, {}]
-    files = [written(tmp_path, n, rows, stores=[2.0, ns]) for n, ns in [("A", 26.0), ("B", 2.5)]]
-    assert main(["--peers", *files]) == 0
-    told = "A store to a line that the other core has read since took 2.5 to 26.0 ns."
-    assert capsys.readouterr().out.splitlines()[-1] == told
-
-
-def test_peers_of_a_broadcast_are_in_place(capsys, tmp_path):
-    run = run_of(
-        tmp_path, "A", 30.0, [("chain", "chain", 10.0), ("auto", "chain", 10.0)], in_place=True
-    )
-    assert main(["--peers", run]) == 0
-    assert "30.0 (3.00)" in capsys.readouterr().out.splitlines()[2]
-
-
 def test_peers(capsys, tmp_path):
     """Each library is compared with ours in its own run: the second was on a slower machine."""
     direct = "direct in 2 segments"

@@ -38,13 +38,6 @@ def cell(method=DENSE, algorithm="ring", layout="data", link=SHARED, job="digits
     return Cell(job, method, algorithm, layout, link)
 
 
-def test_smooth_losses_are_means_over_the_last_ten():
-    losses = [float(i) for i in range(25)]
-    smooth = result(losses, losses).smooth
-    assert smooth[0] == 0.0 and smooth[3] == 1.5
-    assert smooth[24] == sum(range(15, 25)) / 10
-
-
 def test_when_a_loss_is_reached():
     run = result([4.0, 2.0, 0.0], [1.0, 2.5, 4.0])
     assert run.smooth == [4.0, 3.0, 2.0]
@@ -93,8 +86,7 @@ def test_each_method_is_a_job_of_replicas(method):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"],
+    "override", ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"]
 )
 def test_what_would_arrive_at_once_is_refused_on_a_link(override):
     expect(load(Path("digits_mlp")), "link")

@@ -5,7 +5,7 @@ from math import ceil, log2
 
 import pytest
 
-from collectives.algorithms import ALGORITHMS, build, check_default, find, names, parse
+from collectives.algorithms import ALGORITHMS, build, check_default, names
 from collectives.algorithms.double_binary_tree import node, trees
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on, segmented
 from collectives.analysis.claims import is_aligned
@@ -145,18 +145,6 @@ def test_a_hierarchy_sends_one_shard_across():
     assert {rank for rank, _ in leaders} == {0, 4}
 
 
-def test_the_registry_names_each_once():
-    keys = [(a.collective, a.name) for a in ALGORITHMS]
-    assert len(set(keys)) == len(keys)
-    assert all(a.summary and a.reference for a in ALGORITHMS)
-
-
-def test_options():
-    assert parse("parameter_server:servers=2") == ("parameter_server", {"servers": 2})
-    assert build("allreduce", "parameter_server:servers=2", 4).chunks == 2
-    assert find("allreduce", "ring").options == {}
-
-
 @pytest.mark.parametrize(
     ("algorithm", "hint"),
     [
@@ -177,21 +165,9 @@ def test_unknown_algorithms_and_options(algorithm, hint):
         build("allreduce", algorithm, 8)
 
 
-def test_unknown_collective():
-    with pytest.raises(UnknownAlgorithm, match="there are allreduce"):
-        names("allreduse")
-
-
 @pytest.mark.parametrize("name", ["auto", "native", *(a.name for a in ALGORITHMS)])
 def test_every_name_can_be_a_default(name):
     check_default(name, 4)
-
-
-def test_options_of_a_default():
-    check_default("ring:segments=auto", 4)
-    check_default("ring:segments=8", 4)
-    check_default("parameter_server:servers=2", 2)
-    check_default("hierarchical:local=8,inter=butterfly,segments=16")
 
 
 @pytest.mark.parametrize(

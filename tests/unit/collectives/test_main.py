@@ -6,28 +6,6 @@ import pytest
 
 from collectives.__main__ import main
 
-
-def test_list(capsys):
-    assert main(["list", "allreduce", "-n", "16"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (ring,) = [line for line in lines if line.startswith("allreduce ") and " ring " in line[:24]]
-    assert ring.split()[2:4] == ["30", "1.88"]
-
-
-def test_verify(capsys):
-    assert main(["verify", "allgather", "--ranks", "1-5,8"]) == 0
-    assert "schedules proved" in capsys.readouterr().out
-    assert main(["verify", "--algorithm", "parameter_server:servers=2", "--ranks", "2-6"]) == 0
-    assert "5 schedules proved" in capsys.readouterr().out
-
-
-def test_draw(capsys, tmp_path):
-    picture = tmp_path / "ring.png"
-    assert main(["draw", "ring", "-n", "3", "-o", str(picture)]) == 0
-    assert "round 3" in capsys.readouterr().out
-    assert picture.stat().st_size > 1000
-
-
 RECORD = {
     "collective": "allreduce", "algorithm": "auto", "ran": "ring", "memory": "numpy", "bytes": 8,
     "in_place": False, "p50_us": 1.0, "ranks": 2,
@@ -76,17 +54,6 @@ def test_fit_refuses_numbers_of_ranks_that_cannot_be(
     assert main(["fit", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
-
-
-@pytest.mark.parametrize("arguments", [["list", "allreduce"], ["draw", "ring", "--text"]])
-def test_ranks_are_called_ranks_in_every_command(capsys, arguments):
-    """``--size`` is bytes, in ``simulate`` and ``cost``."""
-    assert main([*arguments, "--ranks", "4"]) == 0
-    long = capsys.readouterr().out
-    assert main([*arguments, "-n", "4"]) == 0
-    assert capsys.readouterr().out == long
-    with pytest.raises(SystemExit):
-        main([*arguments, "--size", "4"])
 
 
 @pytest.mark.parametrize(
@@ -147,39 +114,9 @@ def test_numbers_that_cannot_be(capsys, arguments, sentence):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["verify", "simulate"])
-def test_numbers_of_ranks_are_written_alike(capsys, command):
-    assert main([command, "allreduce", "--algorithm", "ring", "--ranks", "5-6,2..8"]) == 0
-    told = capsys.readouterr().out
-    if command == "verify":
-        assert "5 sizes" in told  # 5, 6, and 2, 4, 8
-    else:
-        assert [line.split()[0] for line in told.splitlines()[2:]] == ["5", "6", "2", "4", "8"]
-
-
-def test_simulated_times_have_columns_of_their_own(capsys):
-    assert main(["simulate", "--ranks", "8", "--topology", "dgx1", "--algorithm", "ring"]) == 0
-    title, _, line, *_ = capsys.readouterr().out.splitlines()
-    assert line.split() == ["8", "24.082", "ring"]
-    assert title.endswith("(collectives cost: --topology flat)")
-
-
-def test_simulate_says_that_trees_need_segments(capsys):
-    simulating = ["simulate", "--ranks", "8", "--size", "64M", "--algorithm"]
-    assert main([*simulating, "ring,double_binary_tree"]) == 0
-    assert "--algorithm double_binary_tree:segments=16" in capsys.readouterr().out
-    assert main([*simulating, "ring,double_binary_tree:segments=16"]) == 0
-    assert "whole buffers" not in capsys.readouterr().out
-
-
 def test_a_grid_of_thousands_of_ranks_is_refused(capsys):
     assert main(["draw", "ring", "-n", "2000", "--text"]) == 2
     assert "at most 128 ranks, not 2000" in capsys.readouterr().err
-
-
-def test_names_of_collectives_and_algorithms_stand_apart(capsys):
-    assert main(["verify", "reduce_scatter", "--algorithm", "ring", "--ranks", "2"]) == 0
-    assert capsys.readouterr().out.startswith("reduce_scatter ring ")
 
 
 def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import build
-from collectives.analysis import topology
 from collectives.analysis.grid import grid
-from collectives.commands import arguments
 from collectives.execution.messages import Layout
-from collectives.schedule import Chunk, recvbuf
+from collectives.schedule import Chunk
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -32,11 +30,6 @@ def test_blocks_of_unequal_length():
     assert [layout.offset(i) for i in range(7)] == [0, 2, 3, 3, 3, 6, 8]
 
 
-def test_a_chunk_in_words():
-    assert str(recvbuf[3]) == "r3"
-    assert str(recvbuf[2:4]) == "r2:4"
-
-
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree", "butterfly"])
 def test_the_grid_is_as_it_was(algorithm, size):
@@ -46,7 +39,3 @@ def test_the_grid_is_as_it_was(algorithm, size):
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn)
     assert drawn == path.read_text()
-
-
-def test_the_command_line_names_the_networks_that_there_are():
-    assert tuple(topology.TOPOLOGIES) == arguments.TOPOLOGIES

@@ -16,59 +16,6 @@ def run(size, program, **options):
     return VirtualCluster(size, network, measures=False, **options).run(program)
 
 
-COLUMN = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
-#: What is sent of 0 to 5, where it is received, and the place of what came among zeros.
-BUFFERS = [
-    ([1, COLUMN], [1, COLUMN], [0, 0, 2, 0, 4, 0]),
-    ([1, COLUMN], [3, MPI.DOUBLE], [0, 2, 4, 0, 0, 0]),
-    ([2, 3, MPI.DOUBLE], [2, 1, MPI.DOUBLE], [0, 3, 4, 0, 0, 0]),
-    ([(2, 3), "d"], [(2, 1), "d"], [0, 3, 4, 0, 0, 0]),
-    ([2], [], [0, 1, 0, 0, 0, 0]),
-]
-
-
-@pytest.mark.parametrize(("send", "receive", "expected"), BUFFERS)
-def test_counts_displacements_and_types_of_buffers(send, receive, expected):
-    def program():
-        into = np.zeros(6)
-        if COMM_WORLD.rank == 0:
-            COMM_WORLD.Send([np.arange(6.0), *send], 1)
-            request = COMM_WORLD.Send_init([into, *send], 1)
-            into += np.arange(6.0)
-            request.Start()
-            request.Wait()
-        else:
-            for _ in range(2):
-                COMM_WORLD.Recv([into, *receive], 0)
-        return into.tolist()
-
-    for progress in (False, True):
-        assert run(2, program, async_progress=progress)[1] == expected
-
-
-def test_counts_and_displacements_of_collectives():
-    def program():
-        own, into = np.arange(3.0), np.zeros((2, 6))
-        COMM_WORLD.Allreduce([own, (2, 1), MPI.DOUBLE], [into[0], (2, 3), MPI.DOUBLE])
-        COMM_WORLD.Iallgatherv(
-            [own, COMM_WORLD.rank + 1], [into[1], [1, 2], [3, 0], MPI.DOUBLE]
-        ).Wait()
-        return into.tolist()
-
-    assert run(2, program) == [[[0, 0, 0, 2, 4, 0], [0, 1, 0, 0, 0, 0]]] * 2
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
-def test_sums_of_small_integers_wrap_round_at_every_item(dtype):
-    def program():
-        largest = np.full(71, np.iinfo(dtype).max, dtype)
-        COMM_WORLD.Allreduce(MPI.IN_PLACE, largest)
-        return largest
-
-    largest = np.full(71, np.iinfo(dtype).max, dtype)
-    assert all((found == largest + largest + largest).all() for found in run(3, program))
-
-
 def test_statuses_say_where_messages_came_from():
     ways = {
         "all": lambda requests, statuses: VirtualRequest.Waitall(requests, statuses),
@@ -106,14 +53,6 @@ def test_statuses_say_where_messages_came_from():
         "objects": ([2, 1], both),
         "one": ((0, 1), first),
     }
-
-
-def test_objects_are_joined_in_the_order_of_mpi4py():
-    def program():
-        return COMM_WORLD.allreduce(str(COMM_WORLD.rank), op=lambda a, b: f"({a}{b})")
-
-    assert run(5, program) == ["(((01)(23))4)"] * 5
-    assert run(7, program) == ["(((01)(23))((45)6))"] * 7
 
 
 def test_what_names_no_rank_and_no_tag_is_refused():
@@ -180,3 +119,33 @@ def test_both_sides_of_a_short_ring_are_told_apart():
 
     sides = [[1, 0, 3, 2]] * 2
     assert run(2, program) == [([11, 10, 3, 2], sides[0]), ([1, 0, 13, 12], sides[1])]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_message_is_taken_by_its_tag(is_late):
+    """Whether its receive or the message is posted first."""
+
+    def program():
+        here().compute(1.0 * (COMM_WORLD.rank == is_late))
+        if COMM_WORLD.rank == 0:
+            for tag in (1, 2):
+                COMM_WORLD.send(10 * tag, 1, tag=tag)
+            return None
+        requests = [COMM_WORLD.irecv(source=0, tag=tag) for tag in (2, 1)]
+        return VirtualRequest.waitall(requests)
+
+    assert run(2, program)[1] == [20, 10]
+
+
+def test_a_small_message_has_what_was_in_its_buffer_when_it_left():
+    def program():
+        items = np.ones(3)
+        if COMM_WORLD.rank == 0:
+            COMM_WORLD.Send(items, 1)
+            items[:] = 7
+        else:
+            here().compute(1.0)
+            COMM_WORLD.Recv(found := np.zeros(3), 0)
+            return found.tolist()
+
+    assert run(2, program)[1] == [1.0] * 3

@@ -71,12 +71,6 @@ def test_flat_parameters_are_the_layers_in_order(arena):
             np.testing.assert_array_equal(views[name], tensor)
 
 
-def test_views_alias_the_flat_array(arena):
-    flat = np.zeros(arena.size)
-    arena.views(flat)[0]["bias"][1] = -1
-    assert flat[7] == -1
-
-
 @pytest.mark.parametrize(
     ("minimum_bytes", "expected"),
     [
@@ -144,11 +138,6 @@ def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
     for bucket in arena.buckets(1000, 8):
         inside = [t.group for t in arena.tensors if bucket.start <= t.start < bucket.stop]
         assert set(inside) == {bucket.group}
-
-
-def test_a_stage_may_have_no_parameters():
-    arena = Arena({"relu": nn.ReLU()}, {"relu": {}})
-    assert (arena.size, arena.buckets(1, 8), arena.views(np.empty(0))) == (0, [], [{}])
 
 
 def test_a_tensor_rank_has_its_part_of_each_of_several_matrices_side_by_side():

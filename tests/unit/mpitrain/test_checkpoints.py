@@ -127,16 +127,6 @@ def test_what_was_just_written_stays_whatever_is_newer(comm, job):
     assert newest(folder)[0].manifest.progress.step == 5
 
 
-def test_numbers_are_sorted_as_numbers(comm, job):
-    with start(comm, job) as trainer:
-        writer = Writer(comm, checkpoints(job), keep=2, background=False)
-        for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
-            trainer.parts.steps_done = step
-            save(trainer.parts, writer)
-    assert numbers(checkpoints(job)) == [100_000_000, 100_000_001]
-    assert newest(checkpoints(job))[0].manifest.progress.step == 100_000_001
-
-
 def test_what_is_no_checkpoint_or_a_link_is_never_removed(comm, job, tmp_path):
     run(comm, job, keep=9)
     folder = checkpoints(job)
@@ -198,14 +188,6 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
     spoil(folder / full(2))
     with pytest.raises(CheckpointError, match=r"has none that is whole: .*digest differs"):
         export(folder.parent, tmp_path / "model")
-
-
-def test_another_job_is_told_by_the_key_that_differs(comm, job):
-    run(comm, job)
-    other = replace(job, model=replace(job.model, hidden=(5,)))
-    said = r"another job: model\.hidden was \(3,\), and is \(5,\); set it as it was"
-    with start(comm, other) as trainer, pytest.raises(CheckpointError, match=said):
-        resume(trainer.parts)
 
 
 def test_a_linked_folder_stays_a_link(comm, job, tmp_path):

@@ -18,15 +18,6 @@ def drawn(codec, x, draws):
 # ATOMO
 
 
-def test_atoms_fill_up_with_water():
-    np.testing.assert_allclose(probabilities(np.array([4.0, 3, 2, 1]), 2), [0.8, 0.6, 0.4, 0.2])
-    np.testing.assert_allclose(probabilities(np.array([10.0, 1, 1]), 2), [1, 0.5, 0.5])
-    np.testing.assert_allclose(probabilities(np.array([100, 10, 1.0, 1]), 3), [1, 1, 0.5, 0.5])
-    np.testing.assert_allclose(probabilities(np.array([3.0, 1, 0]), 2), [1, 1, 0])
-    np.testing.assert_allclose(probabilities(np.array([3.0, 1, 0]), 9), [1, 1, 0])
-    assert probabilities(np.zeros(3), 2).any() == 0
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_they_do_so_with_the_least_variance(seed):
     rng = np.random.default_rng(seed)
@@ -75,22 +66,6 @@ def test_a_matrix_of_low_rank_is_sent_as_it_is():
 # rotations
 
 
-def test_a_rotated_code_loses_less_of_a_spike_and_no_more_of_a_normal_vector():
-    rng, spike = np.random.default_rng(0), np.zeros(1024)
-    spike[3] = 1
-    plain = parse("int4:block=0,rounding=stochastic")
-    rotated = parse(f"rotate+{plain}")
-    spread = spike + 1e-3 * rng.normal(size=1024)
-
-    def lost(codec, x):
-        return np.square(drawn(codec, x, 5) - x).sum(1).mean()
-
-    assert lost(rotated, spread) < lost(plain, spread) / 4
-    assert lost(rotated, spike) < 1e-9
-    normal = rng.normal(size=(10, 1024))
-    assert sum(lost(rotated, x) for x in normal) < 1.1 * sum(lost(plain, x) for x in normal)
-
-
 def test_rotated_and_masked_it_is_right_on_average():
     codec, draws = parse("rotate:block=64,keep=0.5+int8:rounding=stochastic,block=0"), 600
     assert codec.unbiased and feedback_of(codec) == "never"
@@ -99,12 +74,6 @@ def test_rotated_and_masked_it_is_right_on_average():
     assert (np.abs(found.mean(0) - x) <= 5 * found.std(0) / np.sqrt(draws)).all()
     # Of 128 rotated elements half are sent, times two: 2 - 1 times the square, on 128 elements.
     assert np.square(found - x).sum(1).mean() == pytest.approx(x @ x * 100 / 128, rel=0.1)
-
-
-def test_a_fine_code_of_all_rotated_elements_is_the_vector():
-    x = np.random.default_rng(0).normal(size=300).astype(np.float32)
-    fine = parse("rotate+qsgd:levels=32767,block=1,norm=max")
-    np.testing.assert_allclose(through(fine, x), x, atol=1e-6)
 
 
 def test_the_seed_of_a_rotation_travels_with_the_code():

@@ -44,13 +44,6 @@ def test_idx_round_trip(tmp_path, dtype, packed):
     np.testing.assert_array_equal(found, array)
 
 
-def test_idx_of_no_samples_of_no_axes_and_of_two_gzip_members():
-    assert parse_idx(idx(8, 0, 28, 28), "f").shape == (0, 28, 28)
-    assert parse_idx(idx(8, content=b"\7"), "f") == 7
-    whole = idx(8, 3, content=b"abc")
-    assert parse_idx(zipped(whole[:5]) + zipped(whole[5:]), "f").tobytes() == b"abc"
-
-
 GOOD = idx(8, 2, 3, content=b"abcdef")
 
 
@@ -127,15 +120,6 @@ def test_arrays_of_a_file_and_of_a_folder(tmp_path):
     assert isinstance(found.train.inputs, np.memmap)
 
 
-def test_labels_that_are_numbers(tmp_path):
-    labels = np.linspace(0, 1, 12).reshape(6, 2)
-    np.savez(tmp_path / "all.npz", inputs=np.zeros((6, 3)), labels=labels)
-    found = load_arrays(tmp_path / "all.npz", 0.5, np.float32)
-    assert (found.classes, found.outputs, found.label_shape) == (0, 2, (2,))
-    assert found.label_dtype == np.float32
-    np.testing.assert_array_equal(found.train.labels, labels[:3].astype(np.float32))
-
-
 X, Y, TEXTS = np.zeros((4, 2)), np.arange(4), np.array(["a"] * 4)
 
 
@@ -191,18 +175,6 @@ def test_arrays_that_promise_more_than_the_file_holds(tmp_path, count):
             load_arrays(path, 0.25, np.float32)
 
 
-def test_an_epoch_of_text_predicts_every_token_once():
-    tokens = Tokens(np.arange(101, dtype=np.uint16), 10)
-    assert len(tokens) == 10
-    everything = tokens[np.arange(10)]
-    np.testing.assert_array_equal(everything.inputs.ravel(), np.arange(100))
-    np.testing.assert_array_equal(everything.labels.ravel(), np.arange(1, 101))
-    assert tokens[np.array([7, 2])].inputs[:, 0].tolist() == [70, 20]
-    assert len(tokens[:0]) == 0 and tokens[:0].inputs.shape == (0, 10)
-    assert everything.labels.dtype == np.int64
-    assert [len(Tokens(np.arange(count), 10)) for count in (0, 1, 10)] == [0, 0, 0]
-
-
 def test_only_the_asked_tokens_are_read():
     class Watched(np.ndarray):
         read = 0
@@ -215,21 +187,6 @@ def test_only_the_asked_tokens_are_read():
     tokens = Tokens(np.arange(10_001, dtype=np.uint16).view(Watched), 10)
     tokens[np.array([3, 900])]
     assert Watched.read == 2 * 11
-
-
-def test_text_as_characters_and_as_bytes(tmp_path):
-    path = tmp_path / "text"
-    path.write_text("äöü abc äöü abc" * 20, encoding="utf-8")
-    found = load_text(path, "characters", 5, 0.2)
-    assert (found.classes, found.input_shape, found.labels_per_sample) == (7, (5,), 5)
-    found = load_text(path, "bytes", 4, 0.3)
-    assert found.classes == 256 and isinstance(found.train.tokens, np.memmap)
-    assert found.train[:1].inputs.tolist() == [list("äö".encode())]
-    path.write_bytes(b"abc\xff")
-    with pytest.raises(DataError, match="is not UTF-8 at byte 3"):
-        load_text(path, "characters", 1, 0.5)
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        load_text(tmp_path / "none", "bytes", 5, 0.2)
 
 
 @pytest.mark.parametrize("units", ["bytes", "characters"])

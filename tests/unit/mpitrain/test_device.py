@@ -10,7 +10,7 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
-from mpitrain.device.choice import RankGPUs, lacking, look
+from mpitrain.device.choice import RankGPUs, look
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
@@ -90,12 +90,6 @@ def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
     assert "bfloat16 needs CuPy 14" in look(0, "bfloat16").why
 
 
-def test_ranks_are_told_apart():
-    assert lacking([RankGPUs(""), RankGPUs("")]) == ""
-    told = lacking([RankGPUs("no"), RankGPUs(""), RankGPUs("bad"), RankGPUs("x"), RankGPUs("y")])
-    assert told == "rank 0: no; rank 2: bad; rank 3: x; 1 more ranks cannot, either"
-
-
 def test_the_doctor_says_who_shares():
     own = [RankGPUs("", n, f"gpu {n}") for n in range(2)]
     assert judge_devices(own).status is Status.OK
@@ -103,15 +97,6 @@ def test_the_doctor_says_who_shares():
     shared = judge_devices([own[0], own[0], own[1]])
     assert (shared.status, shared.text) == (Status.WARN, "3 ranks share 2 GPUs")
     assert "rank 1: no GPU" in judge_devices([own[0], RankGPUs("no GPU")]).text
-
-
-def test_the_host_copies_nothing_but_snapshots():
-    x = np.arange(3.0)
-    assert HOST.put(x) is HOST.get(x) is HOST.bring(x).get() is x
-    taken = HOST.snapshot(x)
-    x += 1
-    assert taken.get().tolist() == [0, 1, 2]
-    assert HOST.read([x[0], 2]) == [1.0, 2.0]
 
 
 def test_a_device_puts_and_brings(cupy, monkeypatch):

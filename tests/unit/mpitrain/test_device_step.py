@@ -45,9 +45,16 @@ def test_losses_are_the_cpus():
     assert trained("cuda", config, 2) == trained("cpu", config, 2)
 
 
-LONG = ("trainer.resnet", "trainer.asynchronous")
+#: On 2 ranks, tests/mpi/mpitrain/test_device_layouts.py has the others.
+QUICK = ("trainer.data", "trainer.float16")
+
+
+def is_long(name):
+    return name.startswith("trainer.") and name not in QUICK
+
+
 CHECKS = [
-    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
+    pytest.param(one, id=one.name, marks=pytest.mark.slow if is_long(one.name) else ())
     for one in (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
     if 1 in one.ranks
 ]

@@ -9,13 +9,7 @@ from mpi4py import MPI
 from mpitrain.doctor import Status
 from mpitrain.doctor.finding import runs_of
 from mpitrain.doctor.memory import Shared, judge_node_memory, judge_windows
-from mpitrain.doctor.network import (
-    Links,
-    judge_gpus,
-    judge_messages,
-    judge_network,
-    links,
-)
+from mpitrain.doctor.network import Links, judge_gpus, judge_messages, judge_network, links
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
 from mpitrain.doctor.storage import judge_checkpoints
@@ -78,14 +72,6 @@ def test_a_finding_has_its_status_and_a_fix_unless_all_is_well(judge, found, exp
     assert bool(finding.fix) == (expected is not OK)
 
 
-def test_fixes_name_what_to_set():
-    places = [Place(0, "a", 0), Place(0, "a", 0), Place(2, "b", 0)]
-    assert "--ntasks-per-node" in judge_ranks(places).fix
-    assert "OMP_NUM_THREADS" in judge_cores([cores_of(range(4), 4)] * 2).fix
-    assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
-    assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
-
-
 def test_numbers_in_short_and_the_libraries_of_a_process():
     assert runs_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     maps = [
@@ -104,19 +90,6 @@ def test_gpus_that_a_process_may_open(tmp_path):
     assert visible_gpus({}, str(tmp_path)) == 2
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, str(tmp_path)) == 1
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, str(tmp_path)) == 0
-
-
-def test_gpus_of_amd_and_intel(tmp_path):
-    (tmp_path / "dri").mkdir()
-    for number in range(4):
-        (tmp_path / "dri" / f"renderD{128 + number}").touch()
-    folder = str(tmp_path)
-    assert visible_gpus({}, folder) == 0  # a notebook's graphics
-    assert visible_gpus({"ZE_AFFINITY_MASK": "0.0,0.1"}, folder) == 2
-    (tmp_path / "kfd").touch()
-    assert visible_gpus({"ZE_AFFINITY_MASK": "0"}, folder) == 4
-    assert visible_gpus({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0,1"}, folder) == 1
-    assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, folder) == 0
 
 
 def test_a_node_with_infiniband(tmp_path):

@@ -47,10 +47,6 @@ def test_the_best_so_far(name, text, values, best):
     assert told(watching(best=text), name, values) == [bool(b) for b in best]
 
 
-def test_nothing_is_best_if_nobody_asks():
-    assert told(watching(), "loss", [3, 2]) == [False, False]
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

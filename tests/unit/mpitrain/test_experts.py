@@ -147,17 +147,6 @@ def test_one_expert_is_the_dense_layer_bit_for_bit():
     assert terms.total == 0.5 * 0.01 * len(x)
 
 
-def test_a_repeated_pass_adds_no_loss_and_a_test_none():
-    layer = nn.Recomputed(mixture())
-    parameters, x, dy = drawn(layer)
-    terms = Terms(1.0)
-    _, saved = layer.forward(parameters, x, Context(training=True, terms=terms))
-    before = terms.total
-    layer.backward(parameters, saved, dy)
-    assert terms.total == before > 0
-    layer.forward(parameters, x, Context())
-
-
 @pytest.mark.parametrize("top", [1, 2])
 def test_on_a_device(monkeypatch, top):
     queued_cupy.install(monkeypatch)

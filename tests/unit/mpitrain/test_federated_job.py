@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.__main__ import main
-from mpitrain.config import Config, ConfigError, Federated, Train, load
+from mpitrain.config import ConfigError, load
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Round
 
@@ -21,11 +21,6 @@ def job(tmp_path):
 
 
 CLIENTS = "[federated]\nclients = 10\n"
-
-
-def test_no_clients_are_the_default():
-    assert Config().federated == Federated(clients=0)
-    assert Config(train=Train(epochs=4)).passes == 4
 
 
 def test_all_are_asked_and_taken_if_nothing_is_said(job):
@@ -80,10 +75,6 @@ def test_secure_sums_that_would_hide_nothing(job, own, message):
     with pytest.raises(ConfigError) as caught:
         job(f"[federated]\nsecure = true\n{own}\n")
     assert str(caught.value).startswith(message)
-
-
-def test_other_tables_may_say_anything_without_clients(job):
-    assert job("[federated]\nsample = 5\nsecure = true\n[parallel]\npipe = 2\n").parallel.pipe == 2
 
 
 def test_a_plan_is_of_a_job_without_clients(capsys):

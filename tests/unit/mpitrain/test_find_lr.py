@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.commands.find_lr import picture, suggestion, table
+from mpitrain.commands.find_lr import suggestion, table
 from mpitrain.config import expect_read, load
 from mpitrain.training.find_lr import RangeTest, Tried, _short
 
@@ -33,20 +33,6 @@ def test_a_loss_that_has_not_fallen_suggests_nothing(losses):
     assert search.steepest is None and search.tenth is None
     assert suggestion(search).startswith("the loss has not fallen: try a smaller --least")
     assert f"ended after {len(losses)} steps: all were done" in table(search)
-
-
-def test_the_table_has_some_of_the_steps_and_the_last():
-    text = table(found([5.0 - 0.01 * i for i in range(101)]))
-    assert "step  optim.lr    loss  smoothed" in text
-    assert len(text.splitlines()) < 25
-    assert any(line.split()[0] == "101" for line in text.splitlines())
-
-
-def test_the_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    for losses in ([], [3.0, 2.0, 4.0]):
-        picture(found(losses), tmp_path / "rates.svg")
-        assert "optim.lr" in (tmp_path / "rates.svg").read_text()
 
 
 def test_the_short_job_sets_nothing_that_it_does_not_read():

@@ -1,6 +1,5 @@
 """``mpitrain keys``: every key is described, in the terminal, as lines and on the page."""
 
-import io
 import os
 import re
 import subprocess
@@ -10,10 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from mpitrain.__main__ import main
-from mpitrain.commands import keys as command
 from mpitrain.config import Config, Group
 from mpitrain.config.keys import tables
 
@@ -68,42 +65,6 @@ def test_every_key_is_described_and_nothing_else():
 def test_defaults_and_values_are_in_words(place, default, values):
     table, _, name = place.rpartition(".")
     assert key(table, name)[1:3] == (values, default)
-
-
-def test_a_default_can_be_written_as_it_is_shown(tmp_path):
-    from mpitrain.config import load
-
-    lines = [
-        f"{table.header}\n"
-        + "".join(f"{k.name} = {k.default}\n" for k in table.keys if k.name != "groups")
-        for table in TABLES.values()
-        if not table.is_list
-    ]
-    (tmp_path / "job.toml").write_text("\n".join(lines))
-    assert load(tmp_path / "job.toml") == Config()
-
-
-def test_elsewhere_than_in_a_terminal_a_key_is_a_line(capsys):
-    assert main(["keys", "optim"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(TABLES["optim"].keys) + len(TABLES["optim.groups"].keys)
-    assert "optim.lr = 0.05 (number above 0): learning rate for a batch of" in lines[1]
-    assert all(line.startswith("optim.") and "\x1b" not in line for line in lines)
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_terminal_is_not_too_narrow(monkeypatch, width):
-    out = io.StringIO()
-    terminal = Console(file=out, force_terminal=True, width=width, color_system=None)
-    monkeypatch.setattr(command, "Console", lambda **_: terminal)
-    command.keys(None)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
-    assert max(map(len, lines)) <= width
-    text = "".join(lines)
-    assert "…" not in text
-    for table in TABLES.values():
-        assert table.header in text
-        assert all(key.name in text for key in table.keys)
 
 
 def test_a_table_that_there_is_not_is_one_sentence(capsys):

@@ -142,13 +142,6 @@ def test_arrays_in_memory():
     np.testing.assert_array_equal(two.labels, [2])
 
 
-def test_closing_ends_the_processes():
-    with loader(3) as reader:
-        processes = [process.pid for process in reader._processes]
-        assert len(processes) == 3 and not any(map(gone, processes))
-    assert all(map(gone, processes))
-
-
 def test_processes_say_nothing_when_their_answers_are_not_read(capfd):
     with loader(2) as reader:
         reading = reader.read(requests())

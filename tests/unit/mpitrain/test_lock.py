@@ -147,19 +147,6 @@ def test_a_job_that_was_queued_again_goes_on(tmp_path, monkeypatch, name):
     assert take(tmp_path).job == "31"
 
 
-def test_two_processes_of_one_step_do_not_work_in_one_folder(tmp_path, monkeypatch):
-    """As on two hosts, each of which believes it is alone; a later step or run goes on."""
-    monkeypatch.setenv("SLURM_JOB_ID", "31")
-    monkeypatch.setenv("SLURM_STEP_ID", "2")
-    left(tmp_path, job="31", step="0.2")
-    with pytest.raises(ConfigError, match="process 7 on elsewhere of job 31"):
-        take(tmp_path)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert take(tmp_path).step == "1.2"
-    left(tmp_path, job="31", step="1.1")
-    assert take(tmp_path).step == "1.2"
-
-
 @pytest.mark.parametrize("content", [b"", b'{"host":"elsewh', b"\xff"])
 def test_one_that_was_never_completed(tmp_path, content):
     (tmp_path / NAME).write_bytes(content)

@@ -1,6 +1,5 @@
 """Records as lines of JSON and as lines on the console."""
 
-import io
 import json
 import os
 import resource
@@ -14,7 +13,6 @@ from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Saved, Skipped, Start, Step, Summary
-from mpitrain.metrics.words import in_words
 from mpitrain.metrics.writer import ReportError, json_lines
 
 FIELDS = {
@@ -59,15 +57,6 @@ def test_lines_are_in_the_file_at_once(job, tmp_path):
         assert '"loss":2.5' in (tmp_path / "deep" / "run" / "metrics.jsonl").read_text()
 
 
-def test_names_that_a_terminal_cannot_show_end_no_run(job, monkeypatch):
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", terminal)
-    with recorder(job, steps=4) as write:
-        write(Saved(4, "größe", 0.5))
-    terminal.flush()
-    assert terminal.buffer.getvalue() == b"checkpoint gr\\xf6\\xdfe (0.50 s)\n"
-
-
 def test_console_shows_every_so_many_steps(job, capsys):
     write_all(job)
     lines = capsys.readouterr().out.splitlines()
@@ -87,19 +76,6 @@ def test_console_shows_every_so_many_steps(job, capsys):
         "reduction 25.0% and waiting 12.5% of step time"
     )
     assert "\x1b" not in "".join(lines)
-
-
-def test_console_in_a_file_that_is_said_to_be_a_terminal(job, monkeypatch, tmp_path):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with open(tmp_path / "out", "w") as file:
-        monkeypatch.setattr("sys.stdout", file)
-        write_all(job)
-    assert "step 5 skipped" in (tmp_path / "out").read_text()
-
-
-def test_what_no_rank_sums_is_not_summed_by_none():
-    told = str(Summary(0.5, 4, "none", "one replica", 1000.4, 0.0))
-    assert ", 4 ranks, gradients not summed (one replica), 1000 samples/s" in told
 
 
 def test_a_new_run_folder_is_the_users_own(tmp_path):
@@ -184,12 +160,3 @@ def test_a_report_where_a_folder_is(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ReportError, match="Is a directory"), json_lines(tmp_path / "metrics.jsonl"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "words"),
-    [(999, "999 B"), (3.5e6, "3.5 MB"), (999.7e6, "1000 MB"), (1.16e12, "1.16 TB"),
-     (1.16e15, "1160 TB")],
-)  # fmt: skip
-def test_bytes_have_no_exponent(nbytes, words):
-    assert in_words(nbytes) == words

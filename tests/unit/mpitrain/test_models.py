@@ -46,15 +46,6 @@ def test_a_gpt_has_one_table_for_both_ends():
     np.testing.assert_array_equal(initial["head"]["scores.token"], table)
 
 
-def test_a_layer_begins_the_same_whoever_makes_it():
-    model = models.build(Config(model=Model(kind="vgg", channels=(3,), hidden=(4,))), IMAGES)
-    alone = model.drawn("linear1", 5, np, np.float64)
-    among = {name: model.drawn(name, 5, np, np.float64) for name in model.layers}["linear1"]
-    np.testing.assert_array_equal(alone["linear.weight"], among["linear.weight"])
-    other = model.drawn("linear1", 6, np, np.float64)
-    assert (alone["linear.weight"] != other["linear.weight"]).any()
-
-
 def test_shapes_cost_no_memory():
     """34 million parameters, which would be 137 MB."""
     config = Config(
@@ -112,11 +103,6 @@ def test_recomputation_changes_no_name_and_no_score():
     _, two, recomputed = scores(again, IMAGES)
     assert {n: list(p) for n, p in one.items()} == {n: list(p) for n, p in two.items()}
     np.testing.assert_array_equal(straight, recomputed)
-
-
-def test_too_many_blocks_for_the_image():
-    with pytest.raises(ConfigError, match=r"model\.channels: 4 blocks are too many .*\(8, 8, 1\)"):
-        models.build(Config(model=Model(kind="convnet", channels=(2, 2, 2, 2))), IMAGES)
 
 
 def test_digits_are_split_without_overlap_and_in_proportion():

@@ -5,7 +5,7 @@ import pytest
 
 from mpitrain.config.metric_names import NAMES, refusal, usual
 from mpitrain.group import TensorGroup
-from mpitrain.objective.metrics import AllSamples, TopKAccuracy, build
+from mpitrain.objective.metrics import AllSamples, build
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 ALONE = TensorGroup()
@@ -80,17 +80,6 @@ def test_numbers():
 def test_a_function_of_all_samples_gives_a_number_or_a_sum_and_a_count(function, wanted):
     found = AllSamples(function).value(np.array([1.0, 2, 2, 5]), np.array([1, 0, 2, 2]))
     assert found == pytest.approx(wanted, nan_ok=True)
-
-
-def test_of_equal_scores_the_first_counts():
-    metric = TopKAccuracy(ALONE, 3)
-    scores = np.array([[1.0, 2.0, 0.0], [5.0, 5.0, 0.0], [0.0, 1.0, 3.0], [5.0, 5.0, 0.0]])
-    assert metric.places(scores, np.array([1, 0, 0, 1])).tolist() == [0, 0, 2, 1]
-    assert metric.add(scores[:0], np.array([], int)).tolist() == [0, 0]
-
-
-def test_a_score_that_is_no_number_is_never_right():
-    assert TopKAccuracy(ALONE, 2).add(np.array([[np.nan, 1.0]]), np.array([0])).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error", "binary_cross_entropy"])

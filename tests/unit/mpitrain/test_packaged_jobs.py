@@ -94,9 +94,3 @@ def test_init_copies_scripts_and_examples_once(tmp_path, capsys):
 )
 def test_which_commands_start_mpi(words, ranks):
     assert needs_ranks(words) is ranks
-
-
-def test_init_does_not_copy_into_what_it_copies(capsys):
-    assert main(["init", str(ROOT / "jobs/examples")]) == 2
-    assert "which is copied; name another folder" in capsys.readouterr().err
-    assert not (ROOT / "jobs/examples/jobs").exists()

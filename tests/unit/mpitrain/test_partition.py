@@ -9,13 +9,7 @@ import pytest
 from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
 from mpitrain.parallel.grid import Coordinates, Layout
-from mpitrain.pipeline.partition import (
-    Costs,
-    NoPartition,
-    TwoLevelLinks,
-    describe,
-    partition,
-)
+from mpitrain.pipeline.partition import Costs, NoPartition, TwoLevelLinks, partition
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.search.machine import Machine
 from mpitrain.search.step import PredictedStep
@@ -103,11 +97,6 @@ def test_balanced_partitions_have_the_fastest_slowest_stage(seed):
     assert slowest(ends) == pytest.approx(best)
 
 
-def test_more_stages_than_layers():
-    with pytest.raises(NoPartition, match="2 layers cannot be cut into 3"):
-        partition(Costs(drawn(np.random.default_rng(0), 2), 1.0), [1, 1, 1])
-
-
 @pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])
 def test_every_rank_has_a_place_of_its_own(layout):
     places = [layout.place(rank) for rank in range(layout.ranks)]
@@ -182,9 +171,3 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
         partition_of(job, Outline(), Layout((1, 1)))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_profile_without_seconds_is_described(workers):
-    costs = Costs([LayerProfile(f"l{i}", 0, 0, 0, 0) for i in range(3)], 1e6)
-    assert "1.00x one worker" in describe(costs, partition(costs, workers))

@@ -35,8 +35,8 @@ def job(micro_batches=1, heads=4, mixture=0, tables=None, **parallel):
 _ALL = {"schedule": set(SCHEDULES) - {"gpipe", "asynchronous"}, "attention": {"zigzag", "ulysses"}}
 _ALL |= {axis: {1, 2, 4} for axis in ("pipe", "tensor", "context")} | {"zero": {0, 1, 2, 3}}
 TRIED = [
-    (0, 8, 0.05, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
-    (4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}),
+    (0, 8, 0.03, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
+    pytest.param(4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}, marks=pytest.mark.slow),
     (0, 3, 1.0, {"replicas": {(), (2, 1), (1, 2)}}),
 ]
 
@@ -74,7 +74,13 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "sets", "why"), JOBS)
+QUICK = ("digits_mlp", "gpt_experts")
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "why"),
+    [pytest.param(*job, marks=() if job[0] in QUICK else pytest.mark.slow) for job in JOBS],
+)
 def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
     config = load(Path(name), sets)
     own = load_job(config, "mpitrain search")
@@ -243,22 +249,6 @@ def test_servers_wait_at_their_links():
     assert replace(served, stepping=0.4).seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1 + 0.4 / 4)
     assert replace(free, stepping=0.4).seconds(1) == pytest.approx(0.7 + 7 * 0.4)
     assert replace(served, coded=0.5).seconds(4) == pytest.approx(0.7 / 4 + 1.5 * 0.1)
-
-
-@pytest.mark.parametrize("flags", ["", "--stream 20", "--call 2000"])
-def test_servers_and_the_sum_of_gradients_compute_alike(capsys, flags):
-    """Where links take no time, one server more makes the others' batch as much larger."""
-    free = ["--flops", "1e9", "--inside", "0,1e9", "--set", "parallel.bucket_bytes=9999999"]
-    assert main(["plan", "digits", "-n", "4", *free, *flags.split()]) == 0
-    told = capsys.readouterr().out
-    ours = float(re.search(r"predicted.*: ([\d.]+) ms a step", told)[1])
-    passes = re.search(r"([\d.]+) ms forward and ([\d.]+) ms backward", told)
-    forward, backward = map(float, passes.groups())
-    theirs = float(re.search(r"1 server of 4 ranks would take ([\d.]+) ms", told)[1])
-    fixed, called = 4 * 3 * 0.5, 2.0 if "call" in flags else 0.0
-    assert ours == pytest.approx(forward + backward + called, abs=0.1)  # one sum of gradients
-    computing = forward + backward - fixed - 2 * called
-    assert theirs == pytest.approx(computing * 4 / 3 + fixed + 4 * called, abs=0.1)
 
 
 def test_what_does_not_fit_in_memory_is_said(capsys):

@@ -1,11 +1,8 @@
 """Reports of runs that ended, and of those that did not."""
 
 import json
-import math
-import os
 import re
 from html import unescape
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,7 +12,6 @@ from mpitrain.commands.compare import compare
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
-from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import (
     Epoch,
     RankTime,
@@ -26,11 +22,10 @@ from mpitrain.metrics.records import (
     Step,
     Straggler,
     Summary,
-    Synced,
     Times,
 )
 from mpitrain.metrics.trace import Span, chrome, read_trace
-from mpitrain.report import facts, figures, page, write_report
+from mpitrain.report import facts, page, write_report
 
 
 def written(tmp_path):
@@ -90,12 +85,6 @@ def visible(page):
     return re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
 
 
-def test_a_run_whose_folder_was_given_a_name_that_is_no_text(tmp_path):
-    named = tmp_path / os.fsdecode(b"z\xff")
-    written(tmp_path / "run").rename(named)
-    assert r"<h1>z\xff</h1>" in write_report(named).read_text()
-
-
 def test_a_trace_is_read_back(tmp_path):
     (tmp_path / "trace.json").write_text(json.dumps(chrome(traced())))
     found = read_trace(tmp_path / "trace.json")
@@ -138,11 +127,6 @@ def test_a_report_leaves_out_a_trace_that_cannot_be_used_and_says_so(folder, con
     assert re.search(rf"Passes of the last step\s+Left out: .*trace.json.*{why}", text)
 
 
-def test_a_trace_of_passes_that_took_no_time_is_drawn():
-    passes = [Span(0, "F0", "compute", 1.0, 1.0, {})]
-    assert figures.gantt(passes).count("<svg") == 1
-
-
 def test_a_report_is_one_file_with_everything(whole):
     assert whole.count("<svg") == 3
     for part in (
@@ -169,28 +153,6 @@ def test_the_page_asks_for_nothing_from_the_network(whole):
     assert not re.search(r"<(?:link|script|img|iframe)\b|@import|url\((?!#)", whole)
 
 
-def test_the_page_fits_phones_and_dark_rooms(whole):
-    assert '<meta name="viewport" content="width=device-width' in whole
-    assert "prefers-color-scheme: dark" in whole
-    assert whole.count('<div class="scroll"><svg') == 3
-    svgs = "".join(re.findall(r"<svg.*?</svg>", whole, re.DOTALL))
-    assert "var(--train)" in svgs and "#0101" not in svgs and "DejaVu" not in svgs
-    colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svgs))
-    assert not colours, "a colour that does not follow the mode"
-    used = set(re.findall(r"var\(--(\w+)\)", whole))
-    for mode in re.findall(r":root \{(.*?)\}", whole, re.DOTALL):
-        assert used <= set(re.findall(r"--(\w+):", mode))
-    names = re.findall(r' id="([^"]*)"', svgs)
-    assert len(names) == len(set(names))
-
-
-def test_settings_that_differ_come_first(folder):
-    text = visible(write_report(folder).read_text())
-    first, rest = text.split("settings as by default")
-    assert re.search(r"run\.seed\s+7\s+default 0", first)
-    assert "optim.lr" in rest and "optim.lr" not in first
-
-
 def test_the_slowest_is_who_spends_least_in_meetings():
     """Three ranks wait 8 s for rank 2 in sums of gradients and 1 s at the ends of steps."""
     times = [RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]
@@ -198,44 +160,6 @@ def test_the_slowest_is_who_spends_least_in_meetings():
     found = facts.ranks(times)
     assert facts.waited_for(found) == {2: 27.0}
     assert [rank.seconds for rank in found] == [10.5] * 4
-
-
-def test_a_single_rank_waits_for_nobody(folder):
-    path = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0] |= {"ranks": 1, "processes": ["a:1"]}
-    path.write_text("\n".join(json.dumps(r) for r in lines if r["event"] != "times"))
-    text = visible(write_report(folder).read_text())
-    assert "on 1 rank of a; finished." in text
-    assert "A run writes the time of each rank when it ends" in text
-
-
-def test_date_and_versions_are_shown_where_they_are_recorded(folder, monkeypatch):
-    log = read_records(folder / "metrics.jsonl")
-    start = log.start()
-    told = {name: getattr(start, name) for name in start.__struct_fields__}
-    told |= {"date": "", "software": {}}
-    monkeypatch.setattr(type(log), "start", lambda self: SimpleNamespace(**told))
-    rows = page._run(log, [])
-    assert "started" not in rows and "software" not in rows
-    told |= {"date": "2030-01-02T03:04:05", "software": {"mpitrain": "9.8", "mpi": "Some <MPI> 7"}}
-    rows = page._run(log, [])
-    assert "2030-01-02T03:04:05" in rows and "mpitrain 9.8, mpi Some &lt;MPI&gt; 7" in rows
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.004, "0.00 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (59.96, "1 min 0 s"),
-        (3599.6, "1 h 00 min"),
-        (90061.0, "25 h 01 min"),
-    ],
-)
-def test_durations(seconds, text):
-    assert facts.duration(seconds) == text
 
 
 KILLED = "not finished: it was killed while it wrote its last line, or is writing it now"
@@ -275,21 +199,6 @@ def test_no_run(tmp_path, capsys):
         read_trace(tmp_path / "trace.json")
 
 
-def test_figures_of_losses_that_are_not_finite_or_not_there():
-    step = Step(1, 0, 8, math.nan, math.inf, 0.1, 0.25, 32.0, 0.2, 0.3)
-    assert figures.losses([step], []).count("<svg") == 1
-    assert (
-        figures.losses([step], [(1, Epoch(0, math.nan, {"accuracy": math.nan}))]).count("<svg") == 1
-    )
-    assert figures.gantt([]) == "<p>The trace has no passes.</p>"
-
-
-def test_a_long_curve_is_drawn_by_means():
-    points = figures._binned([(float(x), float(x % 2)) for x in range(30_000)])
-    assert len(points) == 300
-    assert points[0] == (49.5, 0.5, 0.0, 1.0)
-
-
 @pytest.mark.parametrize("event", ["step", "epoch", "summary"])
 def test_losses_that_are_not_finite(folder, event):
     """JSON has no nan and no infinity: both are written as null."""
@@ -305,23 +214,6 @@ def test_losses_that_are_not_finite(folder, event):
     assert folder.name in compare(folder.parent)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("partition p -n 0", "'0' is no whole number above 0"),
-        ("partition p -n 2 --bandwidth 0", "'0' is no number above 0"),
-        ("partition p -n 2 --bandwidth -5", "'-5' is no number above 0"),
-        ("partition p -n 2 --memory nan", "'nan' is no number above 0"),
-        ("plan digits -n -1", "'-1' is no whole number above 0"),
-        ("train digits --grace nan", "'nan' is no finite number from 0 on"),
-    ],
-)
-def test_numbers_that_a_command_cannot_do_with(words, sentence, capsys):
-    with pytest.raises(SystemExit):
-        parse(words.split())
-    assert sentence in capsys.readouterr().err
-
-
 def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
     runs = folder / "runs"
     for name in ("empty", "good"):
@@ -334,22 +226,6 @@ def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
     (runs / "good" / "metrics.jsonl").unlink()
     assert run_offline(parse(["compare", str(runs)])) == 2
     assert "has no start of a run" in capsys.readouterr().err
-
-
-def test_a_table_of_runs_shortens_nothing(folder):
-    runs = folder / "runs"
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for name, version in (("first", 1), ("second", 2)):
-        (runs / name).mkdir(parents=True)
-        keys = {f"a_long_name_of_a_setting_{n}": version * 10**9 for n in range(20)}
-        records[0]["config"]["newer"] = keys | ({"only": 3} if version == 2 else {})
-        lines = "\n".join(map(json.dumps, records))
-        (runs / name / "metrics.jsonl").write_text(lines)
-    head, first, second = compare(runs).splitlines()
-    assert head.split()[:2] == ["run", "newer.a_long_name_of_a_setting_0"]
-    assert "newer.a_long_name_of_a_setting_19" in head and "run.dir" not in head
-    assert first.split()[1:21] == ["1000000000"] * 20 and first.split()[21] == "-"
-    assert second.split()[21] == "3"
 
 
 def test_a_continued_run_keeps_what_it_reported(folder):
@@ -382,17 +258,3 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     assert re.search("0' is no .*number above 0\n$", capsys.readouterr().err)
     assert run_offline(parse(["schedules", "nothing"])) == 2
     assert "no schedule 'nothing'" in capsys.readouterr().err
-
-
-def test_workers_that_train_by_themselves_are_told_of():
-    step = Step(1, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, sent_bytes=1000.0)
-    steps = [
-        msgspec.structs.replace(step, step=n, sync=Synced(n // 2, n % 2, 0.01 * n))
-        for n in range(1, 5)
-    ]
-    assert facts.synced([step]) == facts.sent([msgspec.structs.replace(step, sent_bytes=0.0)]) == ""
-    assert facts.synced(steps) == (
-        "2 exchanges in 4 steps; the workers strayed from what they all had by 0.04 of it at most"
-    )
-    assert facts.sent(steps) == "1 kB a step and rank, 4 kB in all"
-    assert str(steps[-1].sync) == "exchange 2, drift 0.04"

@@ -48,11 +48,7 @@ KINDS = {
         ("roformer", {"embedding_size": 16}),
     ],
     "Seq2SeqLM": [("t5", T5), ("bart pegasus marian", BART)],
-    "ImageClassification": [
-        ("vit", IMAGE),
-        ("resnet convnext", STAGES),
-        ("poolformer", POOLS),
-    ],
+    "ImageClassification": [("vit", IMAGE), ("resnet convnext", STAGES), ("poolformer", POOLS)],
 }
 ALL = {
     name: (kind, sizes)
@@ -60,6 +56,9 @@ ALL = {
     for names, sizes in rows
     for name in names.split()
 }
+
+
+QUICK = ("llama", "float32"), ("bert", "float64")
 
 
 def model(name):
@@ -88,12 +87,12 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self.words[i], "attention_mask": self.mask[i], "labels": labels}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "dtype"),
     [
-        name if name in ("llama", "bert") else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow)
         for name in ALL
+        for dtype in ("float32", "float64")
     ],
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):

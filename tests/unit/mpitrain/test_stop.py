@@ -44,15 +44,3 @@ def test_a_thread_beside_the_main_one_leaves_signals_alone():
 
     with ThreadPoolExecutor() as threads:
         assert threads.submit(near).result() == (True, signal.getsignal(signal.SIGUSR1))
-
-
-def test_a_handler_that_python_did_not_set_is_no_error(monkeypatch):
-    """Python names it ``None``, and does not take that."""
-    former, put = signal.getsignal(signal.SIGUSR1), signal.signal
-    monkeypatch.setattr(signal, "signal", lambda number, handler: put(number, handler) and None)
-    try:
-        with stop_flag(100.0, environment={}):
-            pass
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    finally:
-        put(signal.SIGUSR1, former)

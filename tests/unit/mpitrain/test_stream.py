@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from mpitrain.data import DataError, Sampler
+from mpitrain.data import DataError
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.map_style import OwnSamples
 from mpitrain.data.stream import Stream, Streamed, is_stream
@@ -100,12 +100,6 @@ def test_what_cannot_be_read(data, why):
         read(data, 0, range(20))
 
 
-def test_a_generator_is_begun_anew_in_each_epoch():
-    own = Streamed(Stream(lambda: ((float(n), n) for n in range(5)), 5), np.float64)
-    for epoch in range(3):
-        np.testing.assert_array_equal(own.in_epoch(epoch)[:].labels, range(5))
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_loader_with_a_generator_of_its_own_has_one_order_an_epoch(wrapped):
     """However many passes a process has begun before, as one that is resumed has not."""
@@ -133,11 +127,6 @@ def test_what_a_stream_is():
     assert is_stream(Noisy())
     assert not is_stream([(1.0, 2.0)])
     assert not is_stream(torch.utils.data.TensorDataset(torch.ones(2)))
-
-
-def test_batches_keep_its_order():
-    batches = Sampler(10, 4, seed=1, shuffles=False).batches(3)
-    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 class Shrinking:

@@ -157,21 +157,6 @@ def test_requests_that_are_none(options, message):
     assert message in str(caught.value)
 
 
-def test_words_that_are_none():
-    for wrong, message in (
-        ({"settings": {"MPITRAIN_SITE": "there"}}, "--site 'there': there are here"),
-        ({"settings": {}, "modules": ["a;b"]}, "--module 'a;b'"),
-        ({"settings": {"MPITRAIN_WRAP": "env A='b c'"}}, "quotes are not read"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            render(FILES, JobRequest(), [], **wrong)
-    with pytest.raises(ConfigError, match=r"train\.sbatch has no line #SBATCH"):
-        render({"train.sbatch": "mine"}, JobRequest(), [], settings={})
-    ethernet = read_scripts(ROOT / "jobs")
-    with pytest.raises(ConfigError, match="--site ethernet: set MPITRAIN_NETWORK"):
-        render(ethernet, JobRequest(), [], settings={"MPITRAIN_SITE": "ethernet"})
-
-
 def shown(capsys, *words):
     """Output of ``submit --dry-run``."""
     assert run(parse(["submit", "--dry-run", *words])) == 0
@@ -247,12 +232,6 @@ def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
     assert os.fsencode(shlex.quote(f"./{name}")) in Path("script").read_bytes()
 
 
-def test_words_behind_a_job_file_are_those_of_train(capsys):
-    with pytest.raises(SystemExit):
-        parse(["submit", "digits", "--", "--epochs", "3"])
-    assert "unrecognized arguments: --epochs 3" in capsys.readouterr().err
-
-
 def test_a_layout_that_the_nodes_do_not_fit_is_refused_before_it_waits(capsys):
     words = ["submit", "gpt_3d", "--nodes", "2", "--dry-run", "--ranks-per-node"]
     assert run(parse([*words, "3"])) == 2
@@ -293,14 +272,6 @@ def test_generated_scripts_pass_shellcheck(tmp_path):
     words = ["shellcheck", "-e", "SC1091", *map(str, tmp_path.iterdir())]
     told = subprocess.run(words, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout
-
-
-def test_scripts_elsewhere(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.sbatch: No such file or directory; --jobs"):
-        read_scripts(tmp_path)
-    (tmp_path / "train.sbatch").write_text("")
-    with pytest.raises(ConfigError, match=r"train\.pbs: No such file or directory; --jobs"):
-        read_scripts(tmp_path)
 
 
 def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
@@ -382,15 +353,6 @@ def test_the_scripts_pass_shellcheck():
     found = [path for end in ("sh", "sbatch", "pbs") for path in jobs.rglob(f"*.{end}")]
     assert len(found) >= 14
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
-
-
-@pytest.mark.parametrize(
-    "module", ["mpitrain", "mpitrain.commands.offline", "mpitrain.commands.submit"]
-)
-def test_what_needs_no_ranks_starts_no_mpi(module):
-    code = f"import {module}, sys; print('mpi4py.MPI' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert told.stdout == "False\n", told.stderr
 
 
 FAKES = {

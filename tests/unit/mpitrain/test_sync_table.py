@@ -62,13 +62,6 @@ def test_what_does_not_go_together(sync, tables, why):
         job(sync, **tables)
 
 
-def test_what_does():
-    job({**LOCAL, "period": 8, "fragments": 4, "outer": "nesterov", "agree": 8})
-    job({**LOCAL, "agree": 4}, checkpoint={"every": 6})
-    job({**DELAYED, "period": 2, "delay": 9}, parallel={"pipe": 2, "tensor": 1})
-    job({**DELAYED, "period": 2, "delay": 2}, compress={"codec": "bf16"})
-
-
 @pytest.mark.parametrize(
     "sync",
     [

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from mpitrain.adapters.torch import layers  # noqa: E402
-from mpitrain.adapters.torch.modules.cutting import cut, expanded  # noqa: E402
+from mpitrain.adapters.torch.modules.cutting import cut  # noqa: E402
 from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
 from mpitrain.fields import joined  # noqa: E402
 from mpitrain.nn import Context  # noqa: E402
@@ -177,14 +177,6 @@ def test_a_branch_a_mode_and_no_grad_are_those_of_the_module():
     y = parts[0](x)
     assert not y.requires_grad
     assert torch.equal(parts[1](y), module(x))
-
-
-def test_a_list_of_modules_stands_for_them():
-    module = GPT()
-    blocks = [f"encoder.layers.{n}" for n in range(3)]
-    assert expanded(module, "encoder.layers") == expanded(module, ["encoder.layers"]) == blocks
-    assert expanded(Forked(), "body") == ["body.0", "body.1"]
-    assert expanded(Forked(), ["body"]) == ["body"]
 
 
 class Around(nn.Module):

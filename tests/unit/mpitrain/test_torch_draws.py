@@ -111,21 +111,6 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo")
-def test_what_is_compiled_draws_what_it_was_made_of_draws():
-    linear, drop = nn.Linear(8, 8).double(), nn.Dropout(0.3)
-
-    def both(x, part, other):
-        return functional.dropout(other(part(x)), 0.2)
-
-    found = []
-    for f in (both, torch.compile(both, backend="eager")):
-        layer = TorchLayer(Calls(f, linear, drop))
-        values = layer.parameters(np.random.default_rng(0), np, np.float64)
-        found.append(passed(layer, values, np.ones((5, 5, 8))))
-    np.testing.assert_array_equal(*found)
-
-
 def test_padding_changes_no_number():
     """Of queries, keys and heads, along any axis."""
     long, short = (CONTEXT.uniform(shape) for shape in ((3, 7, 9), (3, 5, 6)))
@@ -182,13 +167,6 @@ def test_mean_and_deviation(kind):
     assert not drawing.fault and len(found.unique()) > 1
     assert found.mean().item() == pytest.approx(mean, abs=5 * deviation / sqrt(count))
     assert found.std().item() == pytest.approx(deviation, rel=0.05)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_uniform_numbers_of_few_digits_are_below_one(dtype):
-    with Drawing(Draws(nn.Identity()), CONTEXT, np, ()):
-        found = torch.rand(20_000, dtype=dtype)
-    assert found.dtype == dtype and found.min() >= 0 and found.max() < 1
 
 
 def test_a_kernel_that_draws_inside_has_its_plain_form_instead():
@@ -362,19 +340,6 @@ def test_a_checkpoint_that_does_not_keep_torchs_generator_is_refused():
     match = "state of torch's generator; leave out preserve_rng_stat"
     with pytest.raises(ValueError, match=match):
         gradients(Calls(checkpointed(preserve_rng_state=False), *encoders()))
-
-
-def packs(x, lengths, part):
-    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return nn.utils.rnn.pad_packed_sequence(part(packed)[0], True, total_length=x.shape[1])[0]
-
-
-def test_packed_sequences_have_no_axis_of_samples():
-    module = Calls(lambda x, part: packs(x, [5] * len(x), part), lstm(batch_first=True)).double()
-    layer = TorchLayer(module)
-    values = layer.parameters(np.random.default_rng(0), np, np.float64)
-    with pytest.raises(ValueError, match=r"parts\.0 drops out of packed sequences; do without, or"):
-        layer.forward(values, np.ones((5, 5, 8)), CONTEXT)
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -152,12 +152,6 @@ def test_a_train_that_changes_parameters_is_refused():
         layers(Frozen("train", merges=True))
 
 
-def test_batch_norm_of_one_sample_is_refused_as_in_torch():
-    layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((1, 6))
-    with pytest.raises(ValueError, match=r"has a single value a channel, .* and no variance"):
-        layer.forward(values_of(layer), x, Context(True, samples=np.arange(1)))
-
-
 Pair = namedtuple("Pair", "a b")
 
 
@@ -292,14 +286,6 @@ def test_functions_are_layers_and_nothing_is_disturbed(module):
     assert all(torch.equal(v, own[name]) for name, v in whole.state_dict().items())
 
 
-def test_dropout_in_place_changes_what_others_see():
-    torch.manual_seed(0)
-    layer = layers(nn.Sequential(Residual(nn.Dropout(1.0, inplace=True)).double()))["part0"]
-    values, x = values_of(layer), np.ones((2, 6))
-    y, _ = layer.forward(values, x, Context(True, samples=np.arange(2)))
-    assert np.array_equal(y, x)
-
-
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_batch_norm_is_torchs(momentum):
     """Also that over all ranks; running values are their mean over all passes without momentum."""
@@ -312,16 +298,6 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach())
     for name, found in state.items():
         np.testing.assert_allclose(found, own.get_buffer(name))
-
-
-def test_hooks_of_batch_norm_are_called():
-    own, seen = nn.BatchNorm1d(6).double(), []
-    own.register_forward_pre_hook(lambda part, args: (args[0] * 2,))
-    own.register_forward_hook(lambda part, args, y: seen.append(y) or y + args[0])
-    layer, x = layers(own)["part0"], np.random.default_rng(0).normal(size=(4, 6))
-    y, _ = layer.forward(values_of(layer), x, Context(True, samples=np.arange(4)))
-    np.testing.assert_allclose(y, own(torch.from_numpy(x)).detach(), rtol=1e-12)
-    assert seen
 
 
 def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
@@ -344,16 +320,6 @@ def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_trial_of_shapes_leaves_the_running_values_of_a_pass():
-    layer, x = TorchLayer(nn.BatchNorm1d(6)), np.ones((4, 6), np.float32)
-    state = layer.state("f8")
-    layer.forward(values_of(layer, "f4"), x, Context(True, samples=np.arange(4), state=state))
-    before = {name: values.copy() for name, values in state.items()}
-    assert layer.output_shape((6,)) == (6,)
-    for name, values in before.items():
-        np.testing.assert_array_equal(state[name], values, err_msg=name)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_in_16_bits_rounds_once(training):
     """Its error is at most torch's own, to half of the last bit."""
@@ -372,30 +338,11 @@ def test_batch_norm_in_16_bits_rounds_once(training):
     torch.testing.assert_close(arrays.as_tensor(y).float(), exact(x.float()), rtol=2**-8, atol=1e-5)
 
 
-def test_buffers_have_the_type_that_parameters_have():
-    module = functional(lambda m, x: (m.linear(x) + m.table)[:, m.index], "table")
-    module.linear = nn.Linear(6, 6)
-    module.register_buffer("index", torch.arange(6).flip(0))
-    _, y, _, _ = forward(module)  # float32 and int64, called with float64
-    assert y.dtype == np.float64
-
-
-def test_bfloat16():
-    kind = pytest.importorskip("ml_dtypes").bfloat16
-    _, y, dx, gradients = forward(nn.Linear(6, 2), dtype=kind)
-    assert y.dtype == dx.dtype == gradients["weight"].dtype == kind
-
-
 def test_a_parameter_without_a_part_has_no_gradient():
     module = nn.Linear(6, 6)
     module.unused = nn.Parameter(torch.ones(3))
     *_, gradients = forward(module)
     assert gradients["unused"] is None and gradients["weight"].any()
-
-
-def test_whole_numbers_without_parameters_have_no_gradient():
-    _, y, dx, _ = forward(nn.Flatten(), np.ones((2, 3, 2), np.int64))
-    assert y.shape == (2, 6) and dx.shape == (2, 3, 2)
 
 
 @pytest.mark.parametrize("own", [nn.Identity, lambda: nn.Dropout(0.5), lambda: nn.BatchNorm1d(3)])
@@ -499,11 +446,6 @@ def test_parameters_that_are_frozen_or_unfrozen_later():
     module.requires_grad_(False)
     with pytest.raises(ValueError, match=r"part3: 0\.weight was frozen or unfrozen after"):
         layer.forward(values, np.ones((4, 6)))
-
-
-def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"layers.. takes a torch.nn.Module, not a list"):
-        layers([nn.Linear(2, 2)])
 
 
 @pytest.mark.parametrize(("queue", "wanted"), [(0, "default"), (5, "external 5"), (7, None)])

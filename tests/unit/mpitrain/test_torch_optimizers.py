@@ -164,10 +164,7 @@ WAY_OUT = ".*DistributedDataParallel"
         (stepped, "it has taken steps and keeps mean of p0, and a new one keeps momentum_buffer"),
         (lambda p: torch.optim.SGD(p[1:]), "leaves out p0; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
-        (
-            unlike,
-            "not exp_avg, exp_avg_sq, max_exp_avg_sq; turn momentum, amsgrad",
-        ),
+        (unlike, "not exp_avg, exp_avg_sq, max_exp_avg_sq; turn momentum, amsgrad"),
     ],
 )
 def test_optimisers_that_cannot_be_are_refused_with_the_way_out(optimizer, why):
