@@ -49,6 +49,10 @@ class CrossEntropy:
                 f"{self.classes} classes for each of its labels: {(*labels, self.classes)}"
             )
 
+    def counts(self, labels: Array, kind: Any = None) -> list[int]:
+        """Number of the labels that count."""
+        return [int((labels != self.ignore_index).sum())]
+
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         """See :class:`~mpitrain.objective.LossFunction`; outputs are scores, (..., own classes)."""
         wide = widened(outputs)

@@ -1,4 +1,4 @@
-"""Losses and metrics that are functions of torch tensors."""
+"""Losses that are functions of torch tensors."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,98 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.arrays import (
-    NARROW,
-    Moved,
-    as_array,
-    as_tensors,
-    moved,
-    named_tensors,
-    on_stream_of,
-)
+from mpitrain.adapters.torch.arrays import as_array, as_tensors, on_stream_of
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
-from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss, shown
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss
+from mpitrain.adapters.torch.functions.judge import Judge, in_float32
 from mpitrain.adapters.torch.functions.lent import Lent, stray
-from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
+from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given, fields, filled, joined, named, partial, resized, sizes, zeros
+from mpitrain.data.generators import kept_generators
+from mpitrain.fields import as_given, fields, filled, joined, partial, resized, sizes, zeros
 from mpitrain.objective import Reduction
-from mpitrain.objective.metrics import SumAndCount
 from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
-
-
-class Following:
-    """A function of outputs and labels, called on their device.
-
-    Tensors of a module, such as weights of classes, are copied to a GPU once, and again when they
-    have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.  A
-    module's own loss is one number for the function; returned as it is, it is a sum and a count.
-
-    Attributes:
-        kept: tensors of the function by name, if it is a module; they follow from no samples.
-        lent: parameters that the function reads.
-    """
-
-    def __init__(self, function: Function, form: Form = as_given) -> None:
-        self.__name__ = name_of(function)
-        self._function, self._form, self.lent = function, form, Lent({})
-        self._moved: Moved = {}
-
-    @property
-    def kept(self) -> dict[str, torch.Tensor]:
-        if not isinstance(self._function, torch.nn.Module):
-            return {}
-        return named_tensors(self._function)
-
-    def __call__(self, outputs: Any, labels: Any) -> Any:
-        if not isinstance(outputs, dict) or COUNT not in outputs:
-            return self._of(outputs, labels)
-        total, count = outputs[LOSS].sum(), outputs[COUNT].sum().detach()
-        mean = total / torch.where(count > 0, count, 1)
-        others = {name: part for name, part in outputs.items() if name != COUNT}
-        found = self._of(others | {LOSS: mean}, labels)
-        return (total, count) if found is mean else found
-
-    @torch.no_grad()
-    def of_arrays(self, outputs: Array, labels: Array) -> Any:
-        """The result for arrays."""
-        return self(*(as_given(_wide(as_tensors(fields(one)))) for one in (outputs, labels)))
-
-    def _of(self, outputs: Any, labels: Any) -> Any:
-        function, kept = self._function, self.kept
-        values = named(outputs)
-        device, outputs = next(iter(values.values())).device, self._form(values)
-        if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
-            there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
-            return torch.func.functional_call(function, there, (outputs, labels))
-        with self.lent.there():
-            return function(outputs, labels)
-
-
-class Judge:
-    """A function of outputs and labels, whose results are checked for the samples that it sees.
-
-    Attributes:
-        function: the function.
-    """
-
-    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
-        """``what`` is the function's name in errors; ``form``: that of the outputs."""
-        self.function = function
-        self._there = Following(function, form)
-        self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
-
-    @property
-    def fault(self) -> ValueError | None:
-        """The first fault that samples have shown."""
-        return self._weights.fault
-
-    def _say(self, fault: str) -> None:
-        self._weights.fault = self._weights.fault or ConfigError(fault)
 
 
 class TorchLoss(Judge):
@@ -150,12 +73,13 @@ class TorchLoss(Judge):
     def _of(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         xp = array_namespace(outputs)
         parts = as_tensors(fields(outputs))
-        wide = _needing_gradients(_wide(parts))
+        wide = _needing_gradients(in_float32(parts))
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
         reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
         if self.several:
-            reduced = self._over_shares(reduced.total, labels)
+            kind = next(iter(fields(outputs).values())).dtype
+            reduced = self._over_shares(reduced.total, labels, kind)
         is_sum = self.several or self.reduction == "count"
         if is_sum and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
@@ -167,7 +91,12 @@ class TorchLoss(Judge):
                 "and labels, whose gradient would be lost; return what it reads from the module as "
                 "an output, with a row for each sample"
             )
-        if versions != [part._version for part in truth.values()]:
+        if self._calls.goes_backward:
+            self._say(
+                f"loss: {name_of(self.function)} calls backward() itself, whose gradients would be "
+                "lost; return the sum of all that is to be differentiated"
+            )
+        elif versions != [part._version for part in truth.values()]:
             self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
                 "own; let it work on labels.clone()"
@@ -189,7 +118,7 @@ class TorchLoss(Judge):
             return value, gradient, _scalar(count, xp)
         return value, gradient
 
-    def _over_shares(self, pairs: Any, labels: Array) -> Reduced:
+    def _over_shares(self, pairs: Any, labels: Array, kind: Any) -> Reduced:
         """The sum of several means, times the samples of the batch."""
         if not len(self.shares):
             self.shares = np.ones(self.several)
@@ -197,36 +126,45 @@ class TorchLoss(Judge):
                 "loss: several sums and counts go with steps that all ranks take together; where "
                 "workers take their own, and in asynchronous pipelines, return one (sum, count)"
             )
-        elif [float(count) for _, count in pairs] != self.counts(labels):
+        elif [float(count) for _, count in pairs] != self.counts(labels, kind):
             self._say(
                 f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
                 "the outputs; they must follow from labels alone, or return one (sum, count)"
             )
         return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
 
-    def counts(self, labels: Array) -> list[float]:
-        """Counts of each of several sums in some labels."""
+    @torch.no_grad()
+    def counts(self, labels: Array, kind: Any = np.float64) -> list[float]:
+        """What counts in some labels, in each of the sums, computed in ``kind``.
+
+        The function is called with outputs that are not there: NaN where it goes by these.
+        """
+        wide = torch.float64 if kind == np.float64 else torch.float32
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
-        kind, shape = self._shapes[0]
-        kind, shape = resized(kind, shape, [lengths.get(n, n) for n in sizes(kind, shape)])
-        absent = as_tensors(fields(np.zeros((len(labels), *shape), kind)))
-        given = {n: one.to(self._wide) * torch.nan for n, one in absent.items()}
-        return [count for _, count in self._pairs(given, labels)]
+        given, shape = self._shapes[0]
+        given, shape = resized(given, shape, [lengths.get(n, n) for n in sizes(given, shape)])
+        like, absent = fields(np.zeros((1, *shape), given)), torch.full((), torch.nan, dtype=wide)
+        y = {n: absent.expand(len(labels), *one.shape[1:]) for n, one in like.items()}
+        try:
+            with kept_generators():
+                truth = self._cast(as_tensors(fields(labels)), y)
+                found = Reductions(counts=True).of(self._there, as_given(y), as_given(truth))
+            pairs = found.total if self.several else [found[:2]]
+            return [float(count) for _, count in pairs]
+        except Exception:  # the function may raise anything of what is not there
+            return [torch.nan] * (self.several or 1)
 
     @torch.no_grad()
-    def _pairs(self, outputs: Tensors, labels: Array) -> list[tuple[float, float]]:
-        """Several sums and counts."""
-        truth = self._cast(as_tensors(fields(labels)), dict(outputs))
-        found = self._there(as_given(outputs), as_given(truth))
-        return [(float(total), float(count)) for total, count in found]
-
     def add(self, outputs: Array, labels: Array) -> Array:
         """Several sums, and then counts, of a test, as those of a metric."""
         if not len(labels):
             return np.zeros(2 * self.several)
         with on_stream_of(outputs):
-            return np.transpose(self._pairs(_wide(as_tensors(fields(outputs))), labels)).ravel()
+            y = in_float32(as_tensors(fields(outputs)))
+            truth = self._cast(as_tensors(fields(labels)), y)
+            pairs = self._there(as_given(y), as_given(truth))
+            return np.array([float(one) for each in zip(*pairs, strict=True) for one in each])
 
     def value(self, totals: Array) -> float:
         """The sum of several means."""
@@ -258,7 +196,7 @@ class TorchLoss(Judge):
                     pairs = found.total if isinstance(found.total, list) else [found[:2]]
                     wrong = next(filter(None, (no_loss(Reduced(*pair)) for pair in pairs)), "")
                     if isinstance(found.total, list):
-                        self.several, self._wide = len(pairs), wide
+                        self.several = len(pairs)
                         found = Reduced(sum(one for one, _ in pairs), is_known=True)
                     by = {} if wrong else gradients(found.total, parts)
                 break
@@ -309,38 +247,6 @@ class TorchLoss(Judge):
         parts = _needing_gradients({name: part.clone() for name, part in outputs.items()})
         truth = {name: part.clone() for name, part in labels.items()}
         return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
-
-
-class TorchMetric(Judge, SumAndCount):
-    """A function that gives the mean over its samples, or ``(sum, count)``."""
-
-    def __init__(self, function: Function, name: str = "one", form: Form = as_given) -> None:
-        super().__init__(function, f"metrics: {name}", form)
-        self._name = name
-
-    def add(self, outputs: Array, labels: Array) -> Array:
-        if not len(labels):
-            return np.zeros(2)
-        scores, truth = _wide(as_tensors(fields(outputs))), as_tensors(fields(labels))
-        with torch.no_grad(), on_stream_of(outputs):
-            found = Reductions().of(self._there, as_given(scores), as_given(truth))
-        try:
-            whole, times = float(found.total), len(labels)
-            count = float(len(labels) if found.count is None else found.count)
-        except (RuntimeError, TypeError, ValueError):
-            self._say(
-                f"metrics: {self._name} gives {shown(found.total)}; it must give a number, its "
-                "mean over the samples, or (sum, count)"
-            )
-            return np.zeros(2)
-        if found.reduction == "sum" or not found.is_known:
-            self._weights.compare(scores, truth, found)
-        return np.array([whole * (1 if found.reduction == "count" else times), count])
-
-
-def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of 16 bits in float32."""
-    return {n: part.float() if part.dtype in NARROW else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:

@@ -181,9 +181,13 @@ def judged(
 ) -> tuple[float, list[Array], float]:
     """The loss of micro-batches, gradients by their outputs, and a factor on these."""
     divisor = 1.0 if reduction_of(loss) == "sum" else float(sum(one.size for one in labels))
-    if getattr(loss, "several", 0):
-        every: Any = np.concatenate(labels)
-        cast(Any, loss).shares = np.array(cast(Any, loss).counts(every)) / len(every)
+    several, kind = getattr(loss, "several", 0), next(iter(fields(outputs[0]).values())).dtype
+    if (several or reduction_of(loss) == "count") and hasattr(loss, "counts"):
+        counts = np.array(loss.counts(every := np.concatenate(labels), kind))
+        if several:
+            cast(Any, loss).shares = counts / len(every)
+        elif counts > 0:
+            divisor = float(counts[0])
     parts = [loss(y, t, divisor) for y, t in zip(outputs, labels, strict=True)]
     times = 1.0
     if len(parts[0]) > 2:
