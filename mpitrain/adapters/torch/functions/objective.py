@@ -123,8 +123,8 @@ class TorchLoss(Judge):
         if not len(self.shares):
             self.shares = np.ones(self.several)
             self._say(
-                "loss: several sums and counts go with steps that all ranks take together; where "
-                "workers take their own, and in asynchronous pipelines, return one (sum, count)"
+                "loss: several sums and counts do not go with servers and asynchronous pipelines; "
+                "return one (sum, count) there"
             )
         elif [float(count) for _, count in pairs] != self.counts(labels, kind):
             self._say(

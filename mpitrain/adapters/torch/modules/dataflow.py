@@ -19,6 +19,8 @@ class DrawnNumbers(NamedTuple):
     number: int
 
 
+#: Whether a tensor is one sample of those that vmap or its like has.
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 #: Methods that take values out of torch's sight.
 _OUT_OF_SIGHT = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 
@@ -101,5 +103,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Address of what holds the tensor's memory, equal for all views of it."""
+    """Address of what holds the tensor's memory, equal for all views of it and within vmap."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata

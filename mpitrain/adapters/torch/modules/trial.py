@@ -17,7 +17,7 @@ from mpitrain.adapters.torch.checks.probe import (
     options,
     outputs_of,
 )
-from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins
+from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins, is_wrapped
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3
@@ -291,7 +291,8 @@ class _TrialRun:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
             self._flow.add(one, frozenset([id(part)]))
-        self._seen.append((part, Result(leaves, structure)))
+        is_single = any(map(is_wrapped, tensors(leaves)))  # within vmap, for samples one by one
+        self._seen += [(part, Result(leaves, structure))] * (2 if is_single else 1)
         if id(part) not in self._ends:
             return None
         self.needs.append(self._flow.of(tensors(leaves)))
