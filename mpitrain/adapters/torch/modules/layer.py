@@ -25,6 +25,7 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
     expect_unchanged,
     learn,
+    note_inputs,
     without_autocast,
 )
 from mpitrain.adapters.torch.checks.module_class import moves, refuse
@@ -35,6 +36,7 @@ from mpitrain.adapters.torch.checks.probe import (
     expect_outputs,
     is_due,
     one_line,
+    untouched,
 )
 from mpitrain.adapters.torch.functions.lent import Leaves, Lent
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
@@ -260,10 +262,15 @@ class TorchLayer(Layer):
         watched.norm.begin(RESTING, np, counts=True)
         watched.state = frozenset(before)  # any of them may be
         try:
-            with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
-                found = watched({name: one.clone() for name, one in before.items()}, x)
+            with untouched(self.module), watched.in_mode(training=True):
+                fresh = {name: one.clone() for name, one in x.items()}
+                found = watched({name: one.clone() for name, one in before.items()}, fresh)
         finally:
             watched.state = frozenset()
+        note_inputs(watched, fresh)
+        if not watched.drew:  # no further trial is needed
+            watched.modes.discard(True)
+            watched.seen.add(True)
         self.mixes = self.mixes or bool(watched.norm.is_called)
         after, watched.constants = watched.constants, {}
         kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
@@ -375,7 +382,7 @@ class TorchLayer(Layer):
         self._watched.verdict.compares = False
 
     def _learn(self, call: Call) -> None:
-        with self._share.region.being(is_apart=True):
+        with untouched(self.module), self._share.region.being(is_apart=True):
             learn(call)
 
     def _in_place(self, context: Context, count: int) -> Context:

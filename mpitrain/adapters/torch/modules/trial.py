@@ -8,14 +8,15 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
 from mpitrain.adapters.torch.checks.probe import (
     Tensors,
     arguments,
     having,
-    modes_kept,
     options,
     outputs_of,
+    untouched,
 )
 from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins, is_wrapped
 
@@ -263,22 +264,21 @@ class _TrialRun:
         self.ended: list[int] = []
         self.needs: list[Origins] = []
         given = {name: one.clone() for name, one in inputs.items()}
-        buffers = {name: one.clone() for name, one in module.named_buffers()}
+        every = named_tensors(module)
+        kept = {n: one.detach().clone() for n, one in every.items() if not one.requires_grad}
         for name, one in given.items():
             self._flow.add(one, frozenset([Crossing(name)]))
-        for name, buffer in module.named_buffers():
-            self._flow.add(buffers[name], frozenset([id(buffer)]))
-        for parameter in module.parameters():
-            self._flow.add(parameter, frozenset([id(parameter)]))
+        for name, one in every.items():
+            self._flow.add(kept.get(name, one), frozenset([id(one)]))
         inner = [part for part in module.modules() if part is not module]
         hooks = [part.register_forward_hook(self._behind) for part in inner]
         try:
-            with modes_kept(module), torch.random.fork_rng(devices=[]), self._flow:
+            with untouched(module), self._flow:
                 module.train()
                 for part in inner:
                     if isinstance(part, nn.modules.dropout._DropoutNd):
                         part.eval()  # a stand-in draws the same numbers in all parts
-                found = called(module, buffers, given)
+                found = called(module, kept, given)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -304,10 +304,10 @@ class _TrialRun:
         return tree_unflatten(fresh, structure)
 
 
-def called(module: nn.Module, buffers: Tensors, given: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors by name that the module with these buffers gives for these inputs."""
+def called(module: nn.Module, kept: Tensors, given: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors by name that the module with these constants gives for these inputs."""
     args, kwargs = arguments(given, options(module))
-    with having(module, buffers):
+    with having(module, kept):
         found, _ = outputs_of(module(*args, **kwargs))
     return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
 

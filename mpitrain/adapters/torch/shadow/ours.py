@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, untouched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
 from mpitrain.adapters.torch.modules.layer import TorchLayer
@@ -46,9 +46,9 @@ class Ours:
     def __init__(
         self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
     ) -> None:
-        self._parts = list(module.modules())
+        self._module = module
         inner = [part for layer in layers.values() for part in layer.module.modules()]
-        shared = [np, *self._parts, *inner, getattr(loss, "function", None)]
+        shared = [np, *module.modules(), *inner, getattr(loss, "function", None)]
         memo: dict[int, Any] = {id(one): one for one in shared}
         layers, self.loss = deepcopy((layers, loss), memo)
         self._layers, self._stage = layers, Stage([*layers.values()], names=[*layers])
@@ -78,17 +78,14 @@ class Ours:
 
     def compute(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
         """Loss, gradients, outputs and state; ``moved``: those of the latest step once more."""
-        before = [dict(vars(part)) for part in self._parts]
         if not moved:
             self._begun = {name: array.copy() for name, array in self.state.items()}
         context = replace(context, state=self._begun if moved else self.state)
         if moved:
             x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
             samples = replace(samples, inputs=joined(x))
-        try:
+        with untouched(self._module):
             return self._compute(samples, context)
-        finally:
-            become(self._parts, before)
 
     def _compute(self, samples: Samples, context: Context) -> Passed:
         apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
@@ -167,13 +164,6 @@ class Ours:
                 state = {slot: values[piece] for slot, values in slots.items()}
                 a, b = (one.reshape(-1)[piece].reshape(shape) for one in (p, g))
                 own.take_step(a, b, state, number, rate * group.rate, 1.0)
-
-
-def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
-    """Give parts of a module these attributes, and no others."""
-    for part, own in zip(parts, attributes, strict=True):
-        vars(part).clear()
-        vars(part).update(own)
 
 
 def judged(
