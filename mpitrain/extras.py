@@ -10,8 +10,7 @@ __getattr__, __dir__ = names_of(
     {
         "mpitrain.adapters.torch.functions.groups": "grouped",
         "mpitrain.adapters.torch.functions.lent": "Lent",
-        "mpitrain.adapters.torch.functions.judge": "Following TorchMetric",
-        "mpitrain.adapters.torch.functions.objective": "TorchLoss",
+        "mpitrain.adapters.torch.functions.objective": "Following TorchLoss TorchMetric",
         "mpitrain.adapters.torch.functions.scheduler": "TorchSchedule",
         "mpitrain.adapters.torch.modules.own_module": "OwnModule",
         "mpitrain.adapters.torch.modules.whole": "names_in trained torch_layers=layers",

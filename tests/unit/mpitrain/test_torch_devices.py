@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
 from mpitrain.adapters.torch.arrays import moved  # noqa: E402
-from mpitrain.adapters.torch.functions.judge import Following  # noqa: E402
+from mpitrain.adapters.torch.functions.objective import Following  # noqa: E402
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
 
 

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 F = torch.nn.functional
 
 from mpitrain.adapters.torch.functions.equal_weights import EqualWeights  # noqa: E402
-from mpitrain.adapters.torch.functions.judge import TorchMetric  # noqa: E402
-from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
+from mpitrain.adapters.torch.functions.objective import TorchLoss, TorchMetric  # noqa: E402
 
 #: Labels above it are rare, and unknown to whoever tries the loss before there are data.
 RARE = 1.5

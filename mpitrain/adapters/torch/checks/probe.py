@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mpitrain.data.generators import kept_generators
 from mpitrain.fields import as_given, named
 
 Tensors = Mapping[str, torch.Tensor]
@@ -202,33 +201,3 @@ def expect_outputs(found: Tensors) -> None:
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
                 "complex numbers and what takes them into one module, or give view_as_real()"
             )
-
-
-def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
-    """Give parts of a module these attributes, and no others."""
-    for part, own in zip(parts, attributes, strict=True):
-        vars(part).clear()
-        vars(part).update(own)
-
-
-@contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """The attributes and modes of a module, and all generators, are as before after this block."""
-    parts = list(module.modules())
-    before = [dict(vars(part)) for part in parts]
-    try:
-        with kept_generators():
-            yield
-    finally:
-        become(parts, before)
-
-
-@contextmanager
-def modes_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Each part of a module is in its own mode again after this block."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

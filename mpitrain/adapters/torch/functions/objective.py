@@ -1,4 +1,4 @@
-"""Losses that are functions of torch tensors."""
+"""Losses and metrics that are functions of torch tensors."""
 
 import warnings
 from collections.abc import Mapping
@@ -8,24 +8,80 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensors, on_stream_of
+from mpitrain.adapters.torch.arrays import (
+    NARROW,
+    Moved,
+    as_array,
+    as_tensors,
+    moved,
+    named_tensors,
+    on_stream_of,
+)
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
-from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss
-from mpitrain.adapters.torch.functions.judge import Judge, in_float32
-from mpitrain.adapters.torch.functions.lent import Lent, stray
-from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss, shown
+from mpitrain.adapters.torch.functions.lent import Lent, gradients, stray
+from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.data.generators import kept_generators
-from mpitrain.fields import as_given, fields, filled, joined, partial, resized, sizes, zeros
+from mpitrain.fields import as_given, fields, filled, joined, named, partial, resized, sizes, zeros
 from mpitrain.objective import Reduction
+from mpitrain.objective.metrics import SumAndCount
 from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
 
 
-class TorchLoss(Judge):
+class Following:
+    """A function of outputs and labels, called on their device.
+
+    Tensors of a module, such as weights of classes, are copied to a GPU once, and again when they
+    have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.  A
+    module's own loss is one number for the function; returned as it is, it is a sum and a count.
+
+    Attributes:
+        kept: tensors of the function by name, if it is a module; they follow from no samples.
+        lent: parameters that the function reads.
+    """
+
+    def __init__(self, function: Function, form: Form = as_given) -> None:
+        self.__name__ = name_of(function)
+        self._function, self._form, self.lent = function, form, Lent({})
+        self._moved: Moved = {}
+
+    @property
+    def kept(self) -> dict[str, torch.Tensor]:
+        if not isinstance(self._function, torch.nn.Module):
+            return {}
+        return named_tensors(self._function)
+
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        if not isinstance(outputs, dict) or COUNT not in outputs:
+            return self._of(outputs, labels)
+        total, count = outputs[LOSS].sum(), outputs[COUNT].sum().detach()
+        mean = total / torch.where(count > 0, count, 1)
+        others = {name: part for name, part in outputs.items() if name != COUNT}
+        found = self._of(others | {LOSS: mean}, labels)
+        return (total, count) if found is mean else found
+
+    @torch.no_grad()
+    def of_arrays(self, outputs: Array, labels: Array) -> Any:
+        """The result for arrays."""
+        return self(*(as_given(_wide(as_tensors(fields(one)))) for one in (outputs, labels)))
+
+    def _of(self, outputs: Any, labels: Any) -> Any:
+        function, kept = self._function, self.kept
+        values = named(outputs)
+        device, outputs = next(iter(values.values())).device, self._form(values)
+        if isinstance(function, torch.nn.Module) and any(t.device != device for t in kept.values()):
+            there = {name: moved(self._moved, name, t, device) for name, t in kept.items()}
+            return torch.func.functional_call(function, there, (outputs, labels))
+        with self.lent.there():
+            return function(outputs, labels)
+
+
+class TorchLoss(EqualWeights):
     """A function of outputs and labels: the mean over its samples, or ``(sum, count)``.
 
     Means of torch's own losses are sums and counts, too, where labels do not count or have weights
@@ -53,11 +109,13 @@ class TorchLoss(Judge):
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put it into the model, as self.criterion, and give a function that calls it there"
             )
-        super().__init__(function, "loss", form)
-        self._lent = self._there.lent = lent or Lent({})
+        there = Following(function, form)
+        super().__init__(there, f"loss: {name_of(function)}")
+        self.function, self._lent = function, lent or Lent({})
+        there.lent = self._lent
         self._unused: frozenset[str] = frozenset()
         self._casts = False
-        self._calls = Reductions()
+        self._reductions = Reductions()
         self.several, self.shares = 0, np.empty(0)
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
@@ -73,10 +131,10 @@ class TorchLoss(Judge):
     def _of(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         xp = array_namespace(outputs)
         parts = as_tensors(fields(outputs))
-        wide = _needing_gradients(in_float32(parts))
+        wide = _needing_gradients(_wide(parts))
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
-        reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
+        reduced = self._reductions.of(self._there, as_given(wide), as_given(truth))
         if self.several:
             kind = next(iter(fields(outputs).values())).dtype
             reduced = self._over_shares(reduced.total, labels, kind)
@@ -91,7 +149,7 @@ class TorchLoss(Judge):
                 "and labels, whose gradient would be lost; return what it reads from the module as "
                 "an output, with a row for each sample"
             )
-        if self._calls.goes_backward:
+        if self._reductions.goes_backward:
             self._say(
                 f"loss: {name_of(self.function)} calls backward() itself, whose gradients would be "
                 "lost; return the sum of all that is to be differentiated"
@@ -161,7 +219,7 @@ class TorchLoss(Judge):
         if not len(labels):
             return np.zeros(2 * self.several)
         with on_stream_of(outputs):
-            y = in_float32(as_tensors(fields(outputs)))
+            y = _wide(as_tensors(fields(outputs)))
             truth = self._cast(as_tensors(fields(labels)), y)
             pairs = self._there(as_given(y), as_given(truth))
             return np.array([float(one) for each in zip(*pairs, strict=True) for one in each])
@@ -178,7 +236,7 @@ class TorchLoss(Judge):
                 f"and {_KINDS[reduced.reduction]} for others; all must be alike, as (sum, count)"
             )
         elif reduced.reduction == "mean" and not reduced.is_known:
-            self._weights.compare(outputs, labels, reduced)
+            self.compare(outputs, labels, reduced)
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Try the loss on drawn samples, two together and one by one; settle its reduction."""
@@ -217,13 +275,13 @@ class TorchLoss(Judge):
         self._lent.learn(found.total)
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
-        self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
+        self.reduction, self.ignore_index = found.reduction, self._reductions.ignore_index
         two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
-        self._weights = EqualWeights(self._there, f"loss: {name_of(self.function)}", two)
+        self.keep(two)
         self._look(found, given, wanted)
         # Later sums may change their unit from step to step, and are not compared.
         if found.reduction == "count" and not found.is_known:
-            self._weights.compare(given, wanted, found)
+            self.compare(given, wanted, found)
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
 
@@ -246,7 +304,39 @@ class TorchLoss(Judge):
         """Copies of outputs, and their loss."""
         parts = _needing_gradients({name: part.clone() for name, part in outputs.items()})
         truth = {name: part.clone() for name, part in labels.items()}
-        return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
+        return parts, self._reductions.of(self._there, as_given(parts), as_given(truth))
+
+
+class TorchMetric(EqualWeights, SumAndCount):
+    """A function that gives the mean over its samples, or ``(sum, count)``."""
+
+    def __init__(self, function: Function, name: str = "one", form: Form = as_given) -> None:
+        super().__init__(Following(function, form), f"metrics: {name}: {name_of(function)}")
+        self._name = name
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        if not len(labels):
+            return np.zeros(2)
+        scores, truth = _wide(as_tensors(fields(outputs))), as_tensors(fields(labels))
+        with torch.no_grad(), on_stream_of(outputs):
+            found = Reductions().of(self._there, as_given(scores), as_given(truth))
+        try:
+            whole, times = float(found.total), len(labels)
+            count = float(len(labels) if found.count is None else found.count)
+        except (RuntimeError, TypeError, ValueError):
+            self._say(
+                f"metrics: {self._name} gives {shown(found.total)}; it must give a number, its "
+                "mean over the samples, or (sum, count)"
+            )
+            return np.zeros(2)
+        if found.reduction == "sum" or not found.is_known:
+            self.compare(scores, truth, found)
+        return np.array([whole * (1 if found.reduction == "count" else times), count])
+
+
+def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of 16 bits in float32."""
+    return {n: part.float() if part.dtype in NARROW else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
@@ -264,13 +354,6 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
-
-
-def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
-    """Gradients of a loss by those outputs that it depends on."""
-    by = {name: part for name, part in outputs.items() if part.requires_grad}
-    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
-    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:

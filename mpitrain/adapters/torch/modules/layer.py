@@ -28,7 +28,7 @@ from mpitrain.adapters.torch.checks.module import (
     note_inputs,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import moves, refuse
+from mpitrain.adapters.torch.checks.module_class import moves, refuse, untouched
 from mpitrain.adapters.torch.checks.probe import (
     MISFITS,
     Form,
@@ -36,9 +36,8 @@ from mpitrain.adapters.torch.checks.probe import (
     expect_outputs,
     is_due,
     one_line,
-    untouched,
 )
-from mpitrain.adapters.torch.functions.lent import Leaves, Lent
+from mpitrain.adapters.torch.functions.lent import Lent, stray
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
@@ -79,7 +78,7 @@ class TorchLayer(Layer):
         experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
-        leaves: watch on what its outputs follow from.
+        trained_names: names of the whole module's trained parameters, by identity.
         lent: parameters that it holds for the loss.
         moving: identities of constants of the whole module that change in training.
     """
@@ -122,7 +121,7 @@ class TorchLayer(Layer):
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
         self.mixes = any(True for _ in stand_ins(module))
-        self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
+        self.trained_names = {id(p): n for n, p in self._given.named_parameters()}
         self._known = dict[Any, Shape]()
         self._forwards = self._filler = 0
         self._moved: Moved = {}
@@ -163,7 +162,7 @@ class TorchLayer(Layer):
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
         found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
-        found.moving, found.leaves.trained = self.moving, self.leaves.trained
+        found.moving, found.trained_names = self.moving, self.trained_names
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
@@ -357,9 +356,10 @@ class TorchLayer(Layer):
                 part.requires_grad_(part.is_floating_point())
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
             known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
-            before = self.leaves.begin(known)
+            for name, one in known.items():
+                vars(one)["trained_as"] = name
             y = call(self._learn)
-        if name := self.leaves.stray(y, known, before):
+        if name := stray(y, known, self.trained_names):
             watched.say(
                 f" follows from {name} by another way than its inputs, whose gradient would be "
                 "lost; hand it on as an output and an input, or put both parts into one module"

@@ -9,14 +9,13 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mpitrain.adapters.torch.arrays import named_tensors
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, untouched
 from mpitrain.adapters.torch.checks.probe import (
     Tensors,
     arguments,
     having,
     options,
     outputs_of,
-    untouched,
 )
 from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins, is_wrapped
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, untouched
+from mpitrain.adapters.torch.checks.module_class import untouched
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
 from mpitrain.adapters.torch.modules.layer import TorchLayer

@@ -15,15 +15,8 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     tensors_of,
 )
-from mpitrain.adapters.torch.checks.module_class import is_held
-from mpitrain.adapters.torch.checks.probe import (
-    Tensors,
-    arguments,
-    backward,
-    become,
-    options,
-    outputs_of,
-)
+from mpitrain.adapters.torch.checks.module_class import become, is_held
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
