@@ -150,10 +150,8 @@ class Certifier:
     def _run(self, tables: Tables, number: int = 0, **how: Any) -> Record:
         """The record of a run on the ranks of ``MPI.COMM_WORLD``, in a folder by number."""
         run = {"dir": f"{self._folder}/{number}"} | ({"dtype": "float64"} if self.is_double else {})
-        session, comm = (
-            Session(self._last, {**tables, "run": run}, self.is_double, **how),
-            MPI.COMM_WORLD,
-        )
+        session = Session(self._last, {**tables, "run": run}, self.is_double, **how)
+        comm = MPI.COMM_WORLD
         session.batches = self._batches if comm.size < self._comm.size else 1
         self._begin()
         copy_own()

@@ -64,19 +64,15 @@ class DriftingLoop(SynchronousLoop):
         self._untold: list[Untold] = []
 
     @property
-    def _are_together(self) -> bool:
-        """Whether the workers share the gradient of the next step."""
-        return self.parts.steps_done < self.parts.config.sync.start and not self._strategy.is_alone
-
-    @property
     def sharers(self) -> Communicator:
-        return self.parts.comm if self._are_together else super().sharers
+        is_together = self.parts.steps_done < self.parts.config.sync.start
+        return self.parts.comm if is_together and not self._strategy.is_alone else super().sharers
 
     def agree(self, report: StepReport) -> Agreed:
         """Agree within the worker, and with all ranks if they hear of each step; collective."""
         parts, strategy, every = self.parts, self._strategy, self._every
         self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
-        if self._are_together:
+        if self.sharers is not parts.gradient.ranks:
             gradients = strategy.workers.gradients
             gradients[...] = strategy.mean(gradients)
             own = parts.gradient.agree(report, ranks=parts.comm, copies=self.gradients)

@@ -277,7 +277,7 @@ class TorchLoss(EqualWeights):
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._reductions.ignore_index
         two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
-        self.keep(two)
+        self._kept = two
         self._look(found, given, wanted)
         # Later sums may change their unit from step to step, and are not compared.
         if found.reduction == "count" and not found.is_known:
