@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives import Communicator
 from mpitrain.arrays import Array, Scalar, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
@@ -116,7 +117,7 @@ class MicroBatches:
         """Number of samples in a micro-batch."""
         return len(self.indices(micro_batch))
 
-    def know_counts(self, ranks: MPI.Intracomm, *, has_labels: bool) -> None:
+    def know_counts(self, ranks: Communicator, *, has_labels: bool) -> None:
         """Ask the labels what counts in the batches of these ranks; collective where it matters.
 
         Backward passes see torch's own gradients then, also if they are not linear.  Where labels
@@ -179,7 +180,7 @@ class MicroBatches:
         """Terms of the loss that layers add: means over samples, or their sums."""
         is_sum = reduction_of(self._loss) == "sum"
         return Terms(
-            1 / (1 if is_sum else len(self._batches[micro_batch // self._parts])), self._scale
+            1.0 if is_sum else 1 / len(self._batches[micro_batch // self._parts]), self._scale
         )
 
     def indices(self, micro_batch: int) -> Array:

@@ -157,11 +157,7 @@ def read_batches(
 
 
 def forward_backward(
-    parts: Parts,
-    passes: Passes,
-    step: int,
-    source: MicroBatches,
-    ranks: Communicator | None = None,
+    parts: Parts, passes: Passes, step: int, source: MicroBatches, ranks: Communicator | None = None
 ) -> tuple[Scalar, float]:
     """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
 

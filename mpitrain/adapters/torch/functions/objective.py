@@ -114,7 +114,7 @@ class TorchLoss(EqualWeights):
         self.function, self._lent = function, lent or Lent({})
         there.lent = self._lent
         self._unused: frozenset[str] = frozenset()
-        self._casts = False
+        self._casts = self._is_plain = False
         self._reductions = Reductions()
         self.several, self.shares = 0, np.empty(0)
         self.reduction: Reduction = "mean"
@@ -197,6 +197,8 @@ class TorchLoss(EqualWeights):
 
         The function is called with outputs that are not there: NaN where it goes by these.
         """
+        if self._is_plain and labels.dtype.names is None:
+            return [float((labels != self.ignore_index).sum())]
         wide = torch.float64 if kind == np.float64 else torch.float32
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
@@ -261,14 +263,10 @@ class TorchLoss(EqualWeights):
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error
         else:
-            if "in-place" in str(refused):
-                raise ValueError(
-                    f"{name_of(self.function)} changes its outputs in place; let it work on "
-                    "outputs.clone()"
-                ) from refused
+            cure = "; let it work on outputs.clone()" * ("in-place" in str(refused))
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
-                f"of {labels}: {one_line(refused)}"
+                f"of {labels}: {one_line(refused)}{cure}"
             ) from refused
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
@@ -276,8 +274,8 @@ class TorchLoss(EqualWeights):
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._reductions.ignore_index
-        two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
-        self._kept = two
+        self._is_plain = found[2:] == ("count", True) and not self._reductions.weighs
+        self._kept = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
         self._look(found, given, wanted)
         # Later sums may change their unit from step to step, and are not compared.
         if found.reduction == "count" and not found.is_known:

@@ -74,10 +74,11 @@ class Reductions(TorchFunctionMode):
         ignore_index: value of the labels that the last loss of classes has left out; None: there
             was none.
         means: means within a module; one over nothing is 0, and not NaN.
+        weighs: whether that loss has weights of classes.
         goes_backward: whether the function has called ``backward()``.
     """
 
-    goes_backward = False
+    weighs = goes_backward = False
 
     def __init__(self, *, within: bool = False, counts: bool = False) -> None:
         """Follow nothing yet.
@@ -120,6 +121,7 @@ class Reductions(TorchFunctionMode):
         self.goes_backward |= function is torch.Tensor.backward
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
+            self.weighs = given.get("weight") is not None
         elif function not in _OF_ALL:
             return function(*args, **given)
         reduction = given.get("reduction")

@@ -71,14 +71,14 @@ class Dataflow(TorchDispatchMode):
     ) -> Any:
         name = function.overloadpacket.__name__
         takes_values = not name.endswith("_like") and not name.startswith("new_")
-        origins = self.of(_tensors((args, kwargs))) if takes_values else _NONE
+        origins = self.of(tensors((args, kwargs))) if takes_values else _NONE
         before = torch.get_rng_state()
         found = function(*args, **kwargs or {})
         if not torch.equal(before, torch.get_rng_state()):
             origins |= {DrawnNumbers(len(self._alive))}
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags):
             self.steering |= origins
-        for tensor in _tensors(found):
+        for tensor in tensors(found):
             self.add(tensor, origins)
         return found
 
@@ -94,11 +94,12 @@ class _Reads(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function in _OUT_OF_SIGHT:
-            self._flow.steering |= self._flow.of(_tensors(args))
+            self._flow.steering |= self._flow.of(tensors(args))
         return function(*args, **kwargs or {})
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors(values: object) -> list[torch.Tensor]:
+    """The tensors among these, in any form."""
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
