@@ -52,9 +52,9 @@ class Dataflow(TorchDispatchMode):
         super().__exit__(*error)
         self._reads.__exit__(*error)
 
-    def of(self, tensors: Iterable[torch.Tensor]) -> Origins:
+    def of(self, every: Iterable[torch.Tensor]) -> Origins:
         """All origins of these tensors."""
-        return _NONE.union(*(self._found.get(_memory(one), _NONE) for one in tensors))
+        return _NONE.union(*(self._found.get(_memory(one), _NONE) for one in every))
 
     def begin(self, tensor: torch.Tensor, label: Hashable) -> None:
         """Let a tensor follow from ``label`` alone."""
