@@ -19,8 +19,6 @@ class DrawnNumbers(NamedTuple):
     number: int
 
 
-#: Whether a tensor is one sample of those that vmap or its like has.
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 #: Methods that take values out of torch's sight.
 _OUT_OF_SIGHT = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 
@@ -34,7 +32,10 @@ class Dataflow(TorchDispatchMode):
 
     Attributes:
         steering: origins of values that Python's own control flow has read, or may have read.
+        is_wrapped: whether a tensor stands for one sample of those that vmap or its like has.
     """
+
+    is_wrapped = staticmethod(torch._C._functorch.is_functorch_wrapped_tensor)
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,6 +106,6 @@ def tensors(values: object) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Address of what holds the tensor's memory, equal for all views of it and within vmap."""
-    while is_wrapped(tensor):
+    while Dataflow.is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata

@@ -17,13 +17,7 @@ from mpitrain.adapters.torch.checks.probe import (
     options,
     outputs_of,
 )
-from mpitrain.adapters.torch.modules.dataflow import (
-    Dataflow,
-    DrawnNumbers,
-    Origins,
-    is_wrapped,
-    tensors,
-)
+from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins, tensors
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3
@@ -298,7 +292,9 @@ class _TrialRun:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
             self._flow.add(one, frozenset([id(part)]))
-        is_single = any(map(is_wrapped, tensors(leaves)))  # within vmap, for samples one by one
+        is_single = any(
+            map(self._flow.is_wrapped, tensors(leaves))
+        )  # within vmap, for samples one by one
         self._seen += [(part, Result(leaves, structure))] * (2 if is_single else 1)
         if id(part) not in self._ends:
             return None
