@@ -268,7 +268,8 @@ class _TrialRun:
         for name, one in given.items():
             self._flow.add(one, frozenset([Crossing(name)]))
         for name, one in every.items():
-            self._flow.add(kept.get(name, one), frozenset([id(one)]))
+            for tensor in (one, kept.get(name, one)):
+                self._flow.add(tensor, frozenset([id(one)]))
         inner = [part for part in module.modules() if part is not module]
         hooks = [part.register_forward_hook(self._behind) for part in inner]
         try:
@@ -292,10 +293,8 @@ class _TrialRun:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
             self._flow.add(one, frozenset([id(part)]))
-        is_single = any(
-            map(self._flow.is_wrapped, tensors(leaves))
-        )  # within vmap, for samples one by one
-        self._seen += [(part, Result(leaves, structure))] * (2 if is_single else 1)
+        in_vmap = any(map(self._flow.is_wrapped, tensors(leaves)))  # for samples one by one
+        self._seen += [(part, Result(leaves, structure))] * (2 if in_vmap else 1)
         if id(part) not in self._ends:
             return None
         self.needs.append(self._flow.of(tensors(leaves)))
