@@ -69,8 +69,8 @@ class EqualWeights:
     def __init__(self, function: Function, what: str) -> None:
         """Compare nothing yet; ``what`` is the function's name in errors."""
         self._there, self._what, self._calls = function, what, 0
-        #: Samples, the same on all ranks; without any, two of the first that are seen.
-        self._kept = list[Sample]()
+        #: Samples, the same on all ranks, or those of the least and the largest value so far.
+        self._keeps, self._kept = True, list[Sample]()
         #: Types of samples, and the kept ones in these types with their numbers.
         self._known: tuple[Any, list[tuple[Sample, tuple[float, ...]]]] | None = None
         self.fault: ValueError | None = None
@@ -96,8 +96,6 @@ class EqualWeights:
     def _difference(self, own: Sample, found: Sequence[float], kind: Any) -> _Difference | None:
         """The difference of a micro-batch from a mean or sums, which more digits do not remove."""
         other, alone = self._furthest(own, found[0])
-        if not all(map(isfinite, alone)):
-            return None
         least = torch.finfo(kind if kind in FLOATS else torch.float32).eps
         wrong = self._beside(own, other, found, alone, 64 * least)
         if wrong is None:
@@ -161,18 +159,19 @@ class EqualWeights:
 
     def _furthest(self, own: Sample, found: float) -> tuple[Sample, tuple[float, ...]]:
         """The kept sample whose value is furthest from ``found``, in these types; its numbers."""
-        if not self._kept:
-            two = 0, length(own.labels) - 1
-            self._kept = [Sample(*(_copied(rows(parts, n)) for parts in own)) for n in two]
         kinds = [part.dtype for parts in own for part in parts.values()]
         if self._known is None or self._known[0] != kinds:
             every = [Sample(*map(_like, one, own)) for one in self._kept]
             self._known = kinds, [(one, self._values(one)) for one in every]
         kept = [known for known in self._known[1] if all(map(_fits, known[0], own))]
-        if not kept:  # padding gives them other sizes
+        if self._keeps or not kept:  # padding gives them other sizes
             row, self._calls = self._calls * 7919 % length(own.labels), self._calls + 1
-            new = Sample(*(rows(parts, row) for parts in own))
-            kept = [(new, self._values(new))]
+            new = Sample(*(_copied(rows(parts, row)) for parts in own))
+            kept.append((new, self._values(new)))
+            if self._keeps and isfinite(kept[-1][1][0]):
+                kept.sort(key=lambda known: known[1][0])
+                kept = [kept[0], kept[-1]]
+                self._kept, self._known = [one for one, _ in kept], (kinds, kept)
         return max(kept, key=lambda known: abs(known[1][0] - found))
 
 
