@@ -123,8 +123,10 @@ def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd, make=None):
                 some = data[batch[share(len(batch), worker, workers)]]
                 outputs = module(torch.from_numpy(some.inputs).double())
                 own = mean_of(loss, outputs, tensors(some.labels)) * len(some) / len(batch)
-                own.backward()
+                (own * workers).backward()  # a worker sees the gradient of its own mean
                 value += own.item()
+            for parameter in module.parameters():
+                parameter.grad /= workers
             norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
             for parameter in module.parameters() if clip and norm > clip else ():
                 parameter.grad *= min(1.0, clip / (norm + 1e-6))
