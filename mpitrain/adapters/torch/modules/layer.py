@@ -226,7 +226,7 @@ class TorchLayer(Layer):
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
-            sample = tensors_of(zeros(1, shape, wide), kind)
+            sample = tensors_of(zeros(2, shape, wide), kind)  # one would mix with nothing
             try:
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
@@ -237,7 +237,7 @@ class TorchLayer(Layer):
         raise ValueError(text) from refused
 
     def _tried(self, x: Tensors) -> Shape:
-        """Shape of the output for one sample.
+        """Shape of the output for a sample, of several.
 
         Constants that the module changes are state, if it changes them alike for another sample.
         """

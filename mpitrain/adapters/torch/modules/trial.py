@@ -311,4 +311,4 @@ def absent(
 ) -> torch.Tensor:
     """A tensor from which no result follows: of NaN if possible, in the memory of one number."""
     value = torch.nan if kind.is_floating_point or kind.is_complex else 0
-    return torch.full((), value, dtype=kind, device=device).expand(*shape)
+    return torch.full((), value, dtype=kind, device=device).expand(tuple(shape))
