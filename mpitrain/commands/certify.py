@@ -115,8 +115,7 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
 
 
 def _scratch(stack: ExitStack) -> str:
-    """A folder, which another process removes when ``stack`` closes or this process ends, however
-    it does."""
+    """A folder that is gone when ``stack`` closes, or this process ends, however it does."""
     folder = tempfile.mkdtemp(prefix=".certify-", dir=".")
     command = ["sh", "-c", 'cat; rm -rf "$0"', folder]
     watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -179,9 +179,8 @@ class MicroBatches:
     def terms(self, micro_batch: int) -> Terms:
         """Terms of the loss that layers add: means over samples, or their sums."""
         is_sum = reduction_of(self._loss) == "sum"
-        return Terms(
-            1.0 if is_sum else 1 / len(self._batches[micro_batch // self._parts]), self._scale
-        )
+        samples = 1 if is_sum else len(self._batches[micro_batch // self._parts])
+        return Terms(1 / samples, self._scale)
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""

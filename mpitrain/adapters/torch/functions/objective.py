@@ -275,8 +275,7 @@ class TorchLoss(EqualWeights):
         self._unused = frozenset(parts.keys() - by.keys())
         self.reduction, self.ignore_index = found.reduction, self._reductions.ignore_index
         self._is_plain = found[2:] == ("count", True) and not self._reductions.weighs
-        self._keeps = False
-        self._kept = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
+        self._keeps, self._kept = False, [Sample(rows(given, n), rows(wanted, n)) for n in (0, 1)]
         self._look(found, given, wanted)
         # Later sums may change their unit from step to step, and are not compared.
         if found.reduction == "count" and not found.is_known:

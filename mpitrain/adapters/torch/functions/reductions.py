@@ -81,12 +81,8 @@ class Reductions(TorchFunctionMode):
     weighs = goes_backward = False
 
     def __init__(self, *, within: bool = False, counts: bool = False) -> None:
-        """Follow nothing yet.
-
-        Args:
-            within: the losses are in a module, not in a function of outputs and labels.
-            counts: the outputs are not there, and torch's own losses are not computed.
-        """
+        """``within``: the losses are in a module, not in a function of outputs and labels;
+        ``counts``: there are no outputs, and torch's own losses are not computed."""
         super().__init__()
         self.ignore_index: int | None = None
         self.means: list[CountedMean] = []
