@@ -204,11 +204,12 @@ class TorchLoss(EqualWeights):
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
         given, shape = self._shapes[0]
         given, shape = resized(given, shape, [lengths.get(n, n) for n in sizes(given, shape)])
-        like, absent = fields(np.zeros((1, *shape), given)), torch.full((), torch.nan, dtype=wide)
+        like, truth = fields(np.zeros((1, *shape), given)), as_tensors(fields(labels))
+        absent = next(iter(truth.values())).new_full((), torch.nan, dtype=wide)
         y = {n: absent.expand(len(labels), *one.shape[1:]) for n, one in like.items()}
         try:
             with kept_generators():
-                truth = self._cast(as_tensors(fields(labels)), y)
+                truth = self._cast(truth, y)
                 found = Reductions(counts=True).of(self._there, as_given(y), as_given(truth))
             pairs = found.total if self.several else [found[:2]]
             return [float(count) for _, count in pairs]
