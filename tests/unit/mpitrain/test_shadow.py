@@ -4,6 +4,7 @@ import logging
 import math
 import random
 import threading
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -425,6 +426,22 @@ def leaving(module, x):
     module.calls = getattr(module, "calls", 0) + 1
     module.frozen.add_(0.1)
     return x * (random.random() + np.random.rand() + torch.rand(1) < 9) + module.frozen
+
+
+def test_each_item_of_a_loader_without_batches_is_a_step(tmp_path):
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=None)
+    net = plain()
+    own, given = deepcopy(net), {"model": net, "loss": F.mse_loss, "optimizer": sgd, "epochs": 1}
+    with mpitrain.Trainer(MPI.COMM_SELF, train_data=data, dir=str(tmp_path), **given) as trainer:
+        trainer.fit()
+        assert trainer.parts.steps_done == len(data)
+    optimizer = sgd(own.parameters())
+    for x, y in data:
+        optimizer.zero_grad()
+        F.mse_loss(own(x), y).backward()
+        optimizer.step()
+    for one, other in zip(net.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("cuts", [[], ["a"]])
