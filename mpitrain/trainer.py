@@ -133,10 +133,7 @@ class Trainer(ClosedTogether):
             model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
             schedule, classes, collate_fn,
         )  # fmt: skip
-        with (
-            kept_generators(),
-            all_or_nobody(whole),
-        ):  # the program's functions may fail on one rank
+        with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
             job, objects, module = normalise(whole, config, given, settings)
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)

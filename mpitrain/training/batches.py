@@ -120,12 +120,12 @@ class MicroBatches:
     def know_counts(self, ranks: Communicator, *, has_labels: bool) -> None:
         """Ask the labels what counts in the batches of these ranks; collective where it matters.
 
-        Backward passes see torch's own gradients then, also if they are not linear.  Where labels
-        do not say it, gradients are divided by all labels, and corrected after the step.
+        Backward passes see torch's own gradients then.  Where labels do not say it, gradients are
+        divided by all labels, and corrected after the step.
         """
         loss: Any = self._loss
         several = getattr(loss, "several", 0)
-        if not (several or reduction_of(loss) == "count") or not hasattr(loss, "counts"):
+        if not (several or reduction_of(loss) == "count") or not getattr(loss, "is_counted", False):
             return
         totals = np.zeros((len(self._batches), 1 + (several or 1)))
         for number in filter(self.samples, self._held if has_labels else ()):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from math import isfinite, nan, prod
+from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from mpitrain.data import DataError, Samples
 from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Streamed
 from mpitrain.objective import reduction_of
-from mpitrain.objective.metrics import AllSamples, Metric
+from mpitrain.objective.metrics import Metric
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Padding:
         kind = np.dtype(parts.passes.dtype)
         least = np.finfo(kind if kind.kind == "f" else np.float16).eps
         rounding = max(least**0.5, 1e-6)  # a float64 model may compute its loss in float32
-        metrics = {f"metrics: {n}": partial(_measured, m) for n, m in parts.metrics.items()}
+        own = [(f"metrics: {n}", m) for n, m in parts.metrics.items() if hasattr(m, "add")]
+        metrics = {name: partial(_measured, metric) for name, metric in own}
 
         def compare() -> None:
             every = {"collate_fn: the loss": self._loss} | metrics
@@ -147,7 +148,5 @@ def _length(samples: Samples) -> int:
 
 
 def _measured(metric: Metric, results: Sequence[tuple[Any, Array]]) -> float:
-    """A metric of samples in some batches; nothing is known of one of all samples."""
-    if isinstance(metric, AllSamples):
-        return nan
+    """A metric of samples in some batches."""
     return metric.value(sum(metric.add(outputs, labels) for outputs, labels in results))

@@ -23,7 +23,6 @@ from mpitrain.adapters.torch.functions.lent import Lent, gradients, stray
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.data.generators import kept_generators
 from mpitrain.fields import as_given, fields, filled, joined, named, partial, resized, sizes, zeros
 from mpitrain.objective import Reduction
 from mpitrain.objective.metrics import SumAndCount
@@ -31,6 +30,12 @@ from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
+
+
+_BY_OUTPUTS = (
+    "gives several sums, with counts that follow from the outputs; they must follow from labels "
+    "alone, or return one (sum, count)"
+)
 
 
 class Following:
@@ -99,6 +104,7 @@ class TorchLoss(EqualWeights):
         shares: what counts in each of them, divided by the samples of the batch.
         reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
         ignore_index: value of labels that do not count; None: unknown.
+        is_counted: whether labels say what counts, without outputs.
     """
 
     def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
@@ -116,7 +122,7 @@ class TorchLoss(EqualWeights):
         self._unused: frozenset[str] = frozenset()
         self._casts = self._is_plain = False
         self._reductions = Reductions()
-        self.several, self.shares = 0, np.empty(0)
+        self.several, self.shares, self.is_counted = 0, np.empty(0), False
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
 
@@ -185,10 +191,7 @@ class TorchLoss(EqualWeights):
                 "return one (sum, count) there"
             )
         elif [float(count) for _, count in pairs] != self.counts(labels, kind):
-            self._say(
-                f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
-                "the outputs; they must follow from labels alone, or return one (sum, count)"
-            )
+            self._say(f"loss: {name_of(self.function)} {_BY_OUTPUTS}")
         return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
 
     @torch.no_grad()
@@ -199,7 +202,7 @@ class TorchLoss(EqualWeights):
         """
         if self._is_plain and labels.dtype.names is None:
             return [float((labels != self.ignore_index).sum())]
-        wide = torch.float64 if kind == np.float64 else torch.float32
+        wide = torch.float64 if np.dtype(kind) == np.float64 else torch.float32
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
         given, shape = self._shapes[0]
@@ -208,9 +211,8 @@ class TorchLoss(EqualWeights):
         absent = next(iter(truth.values())).new_full((), torch.nan, dtype=wide)
         y = {n: absent.expand(len(labels), *one.shape[1:]) for n, one in like.items()}
         try:
-            with kept_generators():
-                truth = self._cast(truth, y)
-                found = Reductions(counts=True).of(self._there, as_given(y), as_given(truth))
+            truth = self._cast(truth, y)
+            found = Reductions(counts=True).of(self._there, as_given(y), as_given(truth))
             pairs = found.total if self.several else [found[:2]]
             return [float(count) for _, count in pairs]
         except Exception:  # the function may raise anything of what is not there
@@ -269,6 +271,10 @@ class TorchLoss(EqualWeights):
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
                 f"of {labels}: {one_line(refused)}{cure}"
             ) from refused
+        two = joined(zeros(2, labels, kind))
+        self.is_counted = not np.isnan(self.counts(two, str(wide)[6:])).any()
+        if self.several and not self.is_counted:
+            wrong = _BY_OUTPUTS
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
         self._lent.learn(found.total)

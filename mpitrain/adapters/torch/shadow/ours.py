@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from math import nan
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data import Samples
 from mpitrain.fields import fields, joined
 from mpitrain.nn.context import Context
-from mpitrain.objective import LossFunction, reduction_of
+from mpitrain.objective import reduction_of
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.optimizers import State
 from mpitrain.pipeline.stage import Stage
@@ -168,15 +168,15 @@ class Ours:
 
 
 def judged(
-    loss: LossFunction, outputs: Sequence[Array], labels: Sequence[Array]
+    loss: Any, outputs: Sequence[Array], labels: Sequence[Array]
 ) -> tuple[float, list[Array], float]:
     """The loss of micro-batches, gradients by their outputs, and a factor on these."""
     divisor = 1.0 if reduction_of(loss) == "sum" else float(sum(one.size for one in labels))
     several, kind = getattr(loss, "several", 0), next(iter(fields(outputs[0]).values())).dtype
-    if (several or reduction_of(loss) == "count") and hasattr(loss, "counts"):
-        counts = np.array(loss.counts(every := np.concatenate(labels), kind))
+    if (several or reduction_of(loss) == "count") and getattr(loss, "is_counted", False):
+        counts = np.array(loss.counts(np.concatenate(labels), kind))
         if several:
-            cast(Any, loss).shares = counts / len(every)
+            loss.shares = counts / sum(map(len, labels))
         elif counts > 0:
             divisor = float(counts[0])
     parts = [loss(y, t, divisor) for y, t in zip(outputs, labels, strict=True)]
