@@ -149,4 +149,4 @@ def _length(samples: Samples) -> int:
 
 def _measured(metric: Metric, results: Sequence[tuple[Any, Array]]) -> float:
     """A metric of samples in some batches."""
-    return metric.value(sum(metric.add(outputs, labels) for outputs, labels in results))
+    return metric.value(np.sum([metric.add(*one) for one in results], axis=0))
