@@ -1,5 +1,6 @@
 """Extras: parts that are imported at their first use, as ``extras.Watchdog(...)`` in the core."""
 
+import random
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,11 @@ class Extra:
     def load(self) -> Any:
         """The function or class."""
         module, _, name = self.where.partition(":")
-        return getattr(import_module(module), name)
+        if module not in sys.modules:
+            before = random.getstate()
+            import_module(module)
+            random.setstate(before)  # rich draws when it is imported
+        return getattr(sys.modules[module], name)
 
     #: As of :func:`functools.wraps`: ``inspect`` sees the object's own parameters.
     __wrapped__ = property(load)

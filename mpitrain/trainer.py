@@ -10,6 +10,7 @@ from collectives import Communicator, check_launch
 from mpitrain import extras
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import program as own_data
+from mpitrain.data.generators import kept_generators
 from mpitrain.data.map_style import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
 from mpitrain.normalise import normalise, ranks
@@ -132,7 +133,7 @@ class Trainer(ClosedTogether):
             model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
             schedule, classes, collate_fn,
         )  # fmt: skip
-        with all_or_nobody(whole):  # the program's functions may fail on one rank
+        with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
             job, objects, module = normalise(whole, config, given, settings)
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)

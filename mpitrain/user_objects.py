@@ -114,7 +114,7 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     import torch
 
     from mpitrain.adapters.torch.arrays import tensors_of
-    from mpitrain.adapters.torch.checks.probe import arguments, modes_kept
+    from mpitrain.adapters.torch.checks.probe import arguments
     from mpitrain.fields import as_given, fields
 
     kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
@@ -122,9 +122,12 @@ def _give_shapes(module: Any, inputs: Array, seed: int) -> None:
     form = as_given if isinstance(module, torch.nn.Sequential) else None
     args, options = arguments(given, {}, form)
     try:
-        with modes_kept(module), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
+            modes = [(part, part.training) for part in module.modules()]
             module.eval()(*args, **options)
+            for part, mode in modes:
+                part.training = mode
     except Exception as error:  # the module's own code may raise anything
         raise ConfigError(
             f"model: it has lazy parts, and the first sample cannot give them their shapes "

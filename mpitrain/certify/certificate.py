@@ -105,7 +105,7 @@ class Certifier:
 
     def certify(self, layout: Tables, mutation: str = "") -> Judgement:
         """The verdict on a layout, perhaps with a mistake in it."""
-        half = self._last // 2
+        half = 0 if mutation else self._last // 2
         self._layouts += 1
         try:
             found = self._run(layout, self._layouts, mutation=mutation, save_at=half)
@@ -114,7 +114,7 @@ class Certifier:
                     "ERROR", "", "the script has a layout of its own; leave --layouts out"
                 )
             verdict = self._judged(found, is_mutated=bool(mutation))
-            if verdict.verdict != "PASS" or mutation or not (found.is_ours and half):
+            if verdict.verdict != "PASS" or not (found.is_ours and half):
                 return verdict
             again = self._judged(self._run(layout, self._layouts, goes_on=True), half)
         except Exception as error:
@@ -150,10 +150,8 @@ class Certifier:
     def _run(self, tables: Tables, number: int = 0, **how: Any) -> Record:
         """The record of a run on the ranks of ``MPI.COMM_WORLD``, in a folder by number."""
         run = {"dir": f"{self._folder}/{number}"} | ({"dtype": "float64"} if self.is_double else {})
-        session, comm = (
-            Session(self._last, {**tables, "run": run}, self.is_double, **how),
-            MPI.COMM_WORLD,
-        )
+        session = Session(self._last, {**tables, "run": run}, self.is_double, **how)
+        comm = MPI.COMM_WORLD
         session.batches = self._batches if comm.size < self._comm.size else 1
         self._begin()
         copy_own()

@@ -62,7 +62,7 @@ def judge(
     """The verdict on a run of so many ranks, which begins behind step ``first``."""
     right = Record(right.initial, right.steps[first:])
     for number, (step, taken) in enumerate(zip(right.steps, found.steps), first + 1):
-        if told := _other_samples(step.samples, taken.samples, ranks):
+        if told := _other_samples(step.samples, taken.samples):
             word, text = told
             return Judgement("FAIL" if found.is_ours else word, f"samples of step {number}", text)
     if len(right.steps) != len(found.steps):
@@ -93,15 +93,16 @@ def _differing(
     ]
 
 
-def _other_samples(own: list[object], found: list[object], ranks: int) -> tuple[str, str] | None:
+def _other_samples(own: list[object], found: list[object]) -> tuple[str, str] | None:
     """Why a step has other samples than one process, behind the verdict; None: it has the same."""
-    right, taken = Counter(own), Counter(found)
-    for times in range(1, ranks + 1):  # ranks may share each sample
-        if taken == {one: times * count for one, count in right.items()}:
-            return None
-    known, missing = (taken & right).total(), (right - taken).total()
-    if taken.keys() <= right.keys() and len(own) == len(found):
-        return "FAIL", f"{missing} of {len(own)} are missing, in whose place others come again"
+    times, rest = divmod(len(found), len(own) or 1)  # ranks may share each sample
+    right, taken = Counter(own * times), Counter(found)
+    if taken == right and not rest:
+        return None
+    if taken.keys() <= right.keys() and not rest:
+        missing = (right - taken).total()
+        return "FAIL", f"{missing} of {len(found)} are missing, in whose place others come again"
+    known = (taken & Counter(own)).total()
     return "ABSTAIN", f"the data differ: {known} of {len(found)} are among one process's {len(own)}"
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import shlex
-import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
@@ -77,8 +77,8 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
         program = script(options.config, *options.behind)
     else:
         program = _job(comm, options)
-    folder = by_rank_0(comm, lambda: tempfile.mkdtemp(prefix=".certify-", dir="."), OSError)
     with ExitStack() as stack:
+        folder = by_rank_0(comm, lambda: _scratch(stack), OSError)
         if comm.rank == 0 or not options.virtual:  # threads have one output
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         sees_torch = is_script and not options.virtual  # a process has one group
@@ -97,7 +97,6 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
     numbers = "float64" if found.is_double else "the program's own type"
 
     def tell() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
         print(f"{comm.size} ranks beside one process, in {numbers}")
         for row in rows:
             print("  ".join(filter(None, list(row.values())[:-1])))
@@ -113,6 +112,15 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
 
     by_rank_0(comm, tell, OSError, ConfigError)
     return CODES[worst]
+
+
+def _scratch(stack: ExitStack) -> str:
+    """A folder that is gone when ``stack`` closes, or this process ends, however it does."""
+    folder = tempfile.mkdtemp(prefix=".certify-", dir=".")
+    command = ["sh", "-c", 'cat; rm -rf "$0"', folder]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    stack.callback(watch.communicate)
+    return folder
 
 
 def _tables(words: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class CrossEntropy:
         smoothing: 0 <= e < 1.
         ignore_index: value of labels that do not count; None: all count.
         reduction: see :func:`mpitrain.objective.reduction_of`.
+        is_counted: whether labels say what counts.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class CrossEntropy:
         self.group = group
         self.classes = classes
         self.smoothing = smoothing
-        self.ignore_index = ignore_index
+        self.ignore_index, self.is_counted = ignore_index, True
         self.reduction = "mean" if ignore_index is None else "count"
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
@@ -48,6 +49,10 @@ class CrossEntropy:
                 f"the model gives {outputs} for a sample, and cross-entropy needs scores of "
                 f"{self.classes} classes for each of its labels: {(*labels, self.classes)}"
             )
+
+    def counts(self, labels: Array, kind: Any = None) -> list[int]:
+        """Number of the labels that count."""
+        return [int((labels != self.ignore_index).sum())]
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> Judged:
         """See :class:`~mpitrain.objective.LossFunction`; outputs are scores, (..., own classes)."""

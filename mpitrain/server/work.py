@@ -157,7 +157,7 @@ class Worker:
         if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
-        loss, _ = forward_backward(parts, passes, clock, source, by_all=False)
+        loss, _ = forward_backward(parts, passes, clock, source)
         names = (tensor.name for tensor in parts.arena.tensors)
         unused = next((name for name in names if name not in parts.store.used), "")
         return cast(float, loss), unused

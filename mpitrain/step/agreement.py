@@ -73,8 +73,8 @@ class StepReport:
         stopping: whether this rank was asked to stop.
         sent_bytes, shared_bytes: bytes sent in messages, and bytes moved in shared memory.
         faulty: whether one of its layers is not a pure function.
-        labels, counted: number of this rank's labels, and what counts in them, where the loss is a
-            mean over what counts and the sums are not divided by that yet; else 0.
+        labels, counted: what this rank's sums are divided by, and what counts in its labels, where
+            the loss is a mean over what counts; else 0.
     """
 
     loss: Scalar

@@ -18,13 +18,16 @@ from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
 
 
 class GlobalGradient:
-    """The gradient of a step, spread over the stores of all ranks, after its reduction."""
+    """The gradient of a step, spread over the stores of all ranks, after its reduction.
+
+    Attributes:
+        ranks: those that share one gradient: all, or those of this rank's worker.
+    """
 
     def __init__(
         self, grid: ProcessGrid, store: Store, ranks: Communicator, device: Device = HOST
     ) -> None:
-        """``ranks``: those that share one gradient: all, or those of this rank's worker."""
-        self._grid, self._store, self._ranks, self._device = grid, store, ranks, device
+        self._grid, self._store, self.ranks, self._device = grid, store, ranks, device
         self._names: list[str] | None = None
 
     def agree(
@@ -34,7 +37,7 @@ class GlobalGradient:
 
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
-        comm = ranks or self._ranks
+        comm = ranks or self.ranks
         loss, squares, counted = self._device.read([own.loss, self.own_squares(), own.counted])
         own = replace(own, loss=loss, counted=counted)
         some_unused = len(self._store.used) < len(self._store.arena.tensors)
@@ -109,7 +112,7 @@ class GlobalGradient:
         Ratios follow from norms of whole tensors (LARS, You et al. 2017; LAMB, 2020), and of the
         ``directions`` of the pieces, which have the shapes of their parameters.
         """
-        row = {name: number for number, name in enumerate(self._known(self._ranks))}
+        row = {name: number for number, name in enumerate(self._known(self.ranks))}
         xp = self._device.xp
         squares = xp.zeros((len(row), 3))
         for piece, direction in zip(self._store.pieces, directions, strict=True):
@@ -120,7 +123,7 @@ class GlobalGradient:
                 for column, array in enumerate((piece.parameters, piece.gradients, direction)):
                     cell = squares[row[tensor.name], column : column + 1]
                     cell += square_sum(array[part])
-        self._device.add_up(self._ranks, squares)
+        self._device.add_up(self.ranks, squares)
         norms = xp.sqrt(squares).T
         ratios: dict[int, Array] = {}
         rates = []

@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
+from collectives import Communicator
 from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
@@ -62,11 +63,16 @@ class DriftingLoop(SynchronousLoop):
         self._failed = "", ""
         self._untold: list[Untold] = []
 
+    @property
+    def sharers(self) -> Communicator:
+        is_together = self.parts.steps_done < self.parts.config.sync.start
+        return self.parts.comm if is_together and not self._strategy.is_alone else super().sharers
+
     def agree(self, report: StepReport) -> Agreed:
         """Agree within the worker, and with all ranks if they hear of each step; collective."""
         parts, strategy, every = self.parts, self._strategy, self._every
         self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
-        if parts.steps_done < parts.config.sync.start and not strategy.is_alone:
+        if self.sharers is not parts.gradient.ranks:
             gradients = strategy.workers.gradients
             gradients[...] = strategy.mean(gradients)
             own = parts.gradient.agree(report, ranks=parts.comm, copies=self.gradients)

@@ -114,7 +114,7 @@ class Account:
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
         # The tensor ranks of the last stage all have one loss and labels; sums count these once.
         is_first = parts.grid.place.tensor == 0
-        own, labels, counted = loss if is_first else 0.0, 0, 0.0
+        own, labels, counted = loss if is_first else 0.0, 0.0, 0.0
         if is_first and source:
             labels, counted = source.labels_taken, source.counted
         return StepReport(

@@ -18,7 +18,7 @@ from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
 from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
 from mpitrain.training.account import Taken
-from mpitrain.training.loop import Batch, Loop
+from mpitrain.training.loop import Batch, Loop, know_counts
 from mpitrain.training.parts import Parts
 
 
@@ -146,6 +146,7 @@ class AsynchronousLoop(Loop):
         store.reset()
         assert batch.held is not None, "batches() has read them"
         source = passes.source(batch.held, batch.indices, parts.scale.value)
+        know_counts(parts, source, None if getattr(parts.model.loss, "several", 0) else parts.comm)
 
         def context(micro_batch: int) -> nn.Context:
             step = done + micro_batch // passes.parts

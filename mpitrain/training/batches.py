@@ -6,7 +6,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
+from collectives import Communicator
 from mpitrain.arrays import Array, Scalar, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
@@ -58,11 +60,10 @@ class MicroBatches:
     """Inputs, labels and the loss of micro-batches that were read.
 
     Attributes:
-        labels_taken, counted: number of the labels of which :meth:`loss` was taken, and what counts
-            in them; 0 unless the loss is a mean over what counts.
+        labels_taken, counted: what was expected to count in the labels of which :meth:`loss` was
+            taken, their number unless :meth:`know_counts` says more, and what counts in them; 0
+            unless the loss is a mean over what counts.
         unequal: sum of the differences between both in single micro-batches.
-        counting: part of the batch's labels that counts, where layers add losses to a mean over
-            what counts and all ranks know it before they begin; else None.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class MicroBatches:
         self._device = device
         self._cut, self._cuts_labels = cut, cut is not None and cut.cuts_labels
         self._copies = 1 if cut is None or cut.cuts_labels else cut.group.size
-        self.labels_taken = 0
+        self.labels_taken = 0.0
         self.counted: Scalar = 0.0
         self.unequal: Scalar = 0.0
-        self.counting: float | None = None
+        #: What counts by the labels, in each micro-batch here and for each label of a batch.
+        self._counts, self._shares = dict[int, float](), [1.0] * len(batches)
         #: Inputs for the first stage, and labels for the last one.
         self.inputs = _Ahead(device, list(held), self._host_inputs)
         self.labels = _Ahead(device, list(held), self._host_labels)
@@ -115,19 +117,50 @@ class MicroBatches:
         """Number of samples in a micro-batch."""
         return len(self.indices(micro_batch))
 
+    def know_counts(self, ranks: Communicator, *, has_labels: bool) -> None:
+        """Ask the labels what counts in the batches of these ranks; collective where it matters.
+
+        Backward passes see torch's own gradients then.  Where labels do not say it, gradients are
+        divided by all labels, and corrected after the step.
+        """
+        loss: Any = self._loss
+        several = getattr(loss, "several", 0)
+        if not (several or reduction_of(loss) == "count") or not getattr(loss, "is_counted", False):
+            return
+        totals = np.zeros((len(self._batches), 1 + (several or 1)))
+        for number in filter(self.samples, self._held if has_labels else ()):
+            labels = self._host_labels(number)
+            found = loss.counts(labels, self._dtype)
+            taken = len(labels) if several else self._taken(number, labels)
+            self._counts[number] = found[0]
+            totals[number // self._parts] += [taken, *found]
+        ranks.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+        shares = totals[:, 1:] / np.maximum(totals[:, :1], 1)
+        if several:
+            loss.shares = shares[0]
+        elif (shares > 0).all():  # else nothing counts, or it follows from the outputs
+            self._shares = shares[:, 0].tolist()
+        else:
+            self._counts.clear()
+
+    def _taken(self, micro_batch: int, labels: Array) -> int:
+        """Number of labels of a micro-batch here."""
+        each = self.labels_of_sample(micro_batch)
+        return labels.size if self._cuts_labels else self.samples(micro_batch) * each
+
     def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """The micro-batch's part of the batch's mean loss, and the gradient of ``scale`` times it.
 
-        The gradient is by ``outputs``.  Both are divided by the number of the batch's labels, also
-        where the loss is a mean over what counts: that is known once all ranks have taken theirs.
+        The gradient is by ``outputs``.  Both are divided by the number of the batch's labels, or by
+        what counts in them where :meth:`know_counts` has found it.
         """
         reduction, labels = reduction_of(self._loss), self.labels(micro_batch)
-        each = self.labels_of_sample(micro_batch)
-        whole = len(self._batches[micro_batch // self._parts]) * each
+        batch = micro_batch // self._parts
+        whole = len(self._batches[batch]) * self.labels_of_sample(micro_batch) * self._shares[batch]
         divisor = (1 if reduction == "sum" else whole) * self._copies / self._scale
         scaled, gradient, *counted = self._loss(outputs, labels, divisor)
         if reduction == "count":
-            taken = labels.size if self._cuts_labels else len(self.indices(micro_batch)) * each
+            taken = self._counts.get(micro_batch, self._taken(micro_batch, labels))
             count = self._device.number(counted[0])
             self.labels_taken += taken
             self.counted = self.counted + count
@@ -144,18 +177,10 @@ class MicroBatches:
         return prod(self._held[micro_batch].labels.shape[1:])
 
     def terms(self, micro_batch: int) -> Terms:
-        """Terms of the loss that layers add, divided as :meth:`loss` divides.
-
-        They are means over samples, also where the whole is divided by what counts afterwards.
-        """
+        """Terms of the loss that layers add: means over samples, or their sums."""
         is_sum = reduction_of(self._loss) == "sum"
         samples = 1 if is_sum else len(self._batches[micro_batch // self._parts])
-        counting = 1.0 if self.counting is None else self.counting
-        return Terms(counting / samples, self._scale)
-
-    def held_labels(self) -> list[Array]:
-        """Labels of this rank's micro-batches that have samples."""
-        return [self._host_labels(number) for number in self._held if self.samples(number)]
+        return Terms(1 / samples, self._scale)
 
     def indices(self, micro_batch: int) -> Array:
         """Indices of a micro-batch's samples in the data set."""

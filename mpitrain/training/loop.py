@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from math import isnan, nan
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +14,6 @@ from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Record
-from mpitrain.objective import CrossEntropy
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import reads
@@ -158,7 +157,7 @@ def read_batches(
 
 
 def forward_backward(
-    parts: Parts, passes: Passes, step: int, source: MicroBatches, *, by_all: bool = True
+    parts: Parts, passes: Passes, step: int, source: MicroBatches, ranks: Communicator | None = None
 ) -> tuple[Scalar, float]:
     """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
 
@@ -167,22 +166,20 @@ def forward_backward(
         passes: passes of the ranks that take part.
         step: number of the step, counted from 0.
         source: the micro-batches.
-        by_all: all ranks take part.
+        ranks: those that share the gradient, where all ranks take the step.
 
     Returns:
-        This rank's part of the mean loss, and the seconds spent in the sum.  Unless
-        ``parts.counting`` is set, they are divided by all labels, whichever of them count.
+        This rank's part of the mean loss, and the seconds spent in the sum.
     """
 
     def wait(number: int, loss: Scalar) -> tuple[Scalar, float]:
-        waiting = parts.comm.waiting("the sum of gradients", by_all=by_all)
+        waiting = parts.comm.waiting("the sum of gradients", by_all=ranks is not None)
         with parts.span("reduce", "communicate"), waiting:
             if parts.counting is not None:
                 loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
-    if parts.counting is None and parts.strategy is None:
-        source.counting = _part_that_counts(parts, source, by_all=by_all)
+    know_counts(parts, source, parts.counting or ranks)
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),
@@ -190,33 +187,16 @@ def forward_backward(
         wait,
         lambda m: passes.context(step, source.indices(m), source.terms(m)),
     )
-    is_unknown = parts.model.adds_losses and source.counting is None
-    if is_unknown and parts.device.read([source.unequal])[0]:
+    if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
         parts.purity.fault = uncountable(step, "layers add losses, as routers of experts do,")
     return found
 
 
-def _part_that_counts(parts: Parts, source: MicroBatches, *, by_all: bool) -> float | None:
-    """Part of the batch's labels that counts, if layers add losses to the mean over these and the
-    labels alone say it; collective then.
-
-    A loss of several means is told what counts in each, divided by the samples of the batch."""
-    loss: Any = parts.model.loss
-    several = by_all * getattr(loss, "several", 0)
-    adds = parts.model.adds_losses and isinstance(loss, CrossEntropy)
-    if not several and (not adds or loss.ignore_index is None):
-        return None
-    totals = np.zeros(1 + (several or 1))  # each of the tensor ranks has all labels
+def know_counts(parts: Parts, source: MicroBatches, ranks: Communicator | None) -> None:
+    """Divide by what counts from the start, where ``ranks`` share a gradient; collective."""
     is_last = parts.grid.place.stage == parts.partition.stage_of([*parts.model.layers][-1])
-    for own in source.held_labels() if is_last else ():
-        counts = loss.counts(own) if several else [(own != loss.ignore_index).sum()]
-        totals += [len(own) if several else own.size, *counts]
-    parts.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
-    shares = totals[1:] / totals[0]
-    if several:
-        loss.shares = shares
-        return None
-    return float(shares[0])
+    if ranks is not None:
+        source.know_counts(ranks, has_labels=is_last)
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:

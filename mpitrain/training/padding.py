@@ -1,8 +1,9 @@
 """Check that padding has no part in results, as layouts pad samples in other company."""
 
-from collections.abc import Iterable
-from math import isclose, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -11,12 +12,11 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError, Samples
 from mpitrain.data.sampler import OwnOrder
 from mpitrain.data.stream import Streamed
-from mpitrain.fields import fields, joined
 from mpitrain.objective import reduction_of
+from mpitrain.objective.metrics import Metric
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
-    from mpitrain.objective.metrics import Metric
     from mpitrain.training.parts import Parts
 
 #: Samples of which the shortest and the longest are tried.
@@ -43,7 +43,7 @@ class Padding:
 
     def __init__(self, parts: "Parts") -> None:
         """Look at samples in the order of the first epoch, or at some of all; errors of look()."""
-        self._parts, self._steps, self._scale = parts, 0, 0.0
+        self._parts, self._steps, self._most = parts, 0, dict[str, float]()
         self._tried: _Tried | None = None
         own, count = parts.config, len(parts.data.train)
         self._are_in_step = not (own.server.ranks or own.server.hogwild)
@@ -94,66 +94,37 @@ class Padding:
                 "all samples to one length"
             )
         both, *apart = (self._outputs(samples) for samples in (tried.both, *tried.apart))
-
-        def compare() -> None:
-            if both is None:
-                return
-            self._compare_losses(both, apart)
-            for name, metric in parts.metrics.items():
-                self._compare_metric(name, metric, both, apart)
-
-        together(parts.comm, compare, ConfigError)
-
-    def _compare_losses(self, both: Array, apart: list[Any]) -> None:
-        parts, tried = self._parts, self._tried
-        assert tried is not None
-        whole = self._loss([(both, tried.both)])
-        separate = self._loss(list(zip(apart, tried.apart, strict=True)))
         kind = np.dtype(parts.passes.dtype)
         least = np.finfo(kind if kind.kind == "f" else np.float16).eps
         rounding = max(least**0.5, 1e-6)  # a float64 model may compute its loss in float32
-        # Late in training, losses may be as small as rounding.
-        self._scale = max(self._scale, abs(separate))
-        if not abs(whole - separate) <= rounding * self._scale:
-            short, long = tried.numbers
-            raise ConfigError(
-                f"collate_fn: the loss of samples {short} and {long} is {whole:.6g} in one batch "
-                f"and {separate:.6g} in two, as padding has a part in it, so that each layout "
-                "would train another model; leave it out by a mask in the model, and by a loss "
-                "that gives (sum, count) of what counts, or pad all samples to one length"
-            )
+        own = [(f"metrics: {n}", m) for n, m in parts.metrics.items() if hasattr(m, "add")]
+        metrics = {name: partial(_measured, metric) for name, metric in own}
 
-    def _compare_metric(self, name: str, metric: "Metric", both: Array, apart: list[Any]) -> None:
-        """Compare a metric, of the very outputs of both, so that rounding shows nothing."""
-        tried, rows = self._tried, (slice(1), slice(1, 2))
-        assert tried is not None
-        whole = metric.value(metric.add(both, tried.both.labels))
+        def compare() -> None:
+            every = {"collate_fn: the loss": self._loss} | metrics
+            for name, of in every.items() if both is not None else ():
+                whole = of([(both, tried.both.labels)])
+                separate = of([(y, one.labels) for y, one in zip(apart, tried.apart, strict=True)])
+                # Late in training, losses may be as small as rounding.
+                most = self._most[name] = max(self._most.get(name, 0.0), abs(separate))
+                if isfinite(separate) and not abs(whole - separate) <= rounding * most:
+                    short, long = tried.numbers
+                    raise ConfigError(
+                        f"{name} of samples {short} and {long} is {whole:.6g} in one batch and "
+                        f"{separate:.6g} in two, as padding has a part in it, so that each layout "
+                        "would have another one; leave it out by a mask in the model, and by a "
+                        "loss and metrics that give (sum, count) of what counts, or pad all "
+                        "samples to one length"
+                    )
 
-        def of(several: Iterable[tuple[Array, Array]]) -> float:
-            first, second = (metric.add(outputs, labels) for outputs, labels in several)
-            return metric.value(first + second)
+        together(parts.comm, compare, ConfigError)
 
-        def is_whole(found: float) -> bool:
-            return isclose(whole, found, rel_tol=1e-5, abs_tol=1e-12)
-
-        if not is_whole(of((both[row], tried.both.labels[row]) for row in rows)):
-            return  # it is no mean over samples of one length either, or nothing counts
-        labels, separate = [samples.labels for samples in tried.apart], 0.0
-        for order in (rows, rows[::-1]):  # collate_fn may have sorted them
-            alone = [_cut(both[row], like) for row, like in zip(order, apart, strict=True)]
-            if is_whole(separate := of(zip(alone, labels, strict=True))):
-                return
-        raise ConfigError(
-            f"metrics: {name} of samples {tried.numbers[0]} and {tried.numbers[1]} is {whole:.6g} "
-            f"in one batch and {separate:.6g} in two, as padding has a part in it, so that it is "
-            "another number in every layout; let it return (sum, count) of what counts"
-        )
-
-    def _loss(self, results: list[tuple[Any, Samples]]) -> float:
+    def _loss(self, results: Sequence[tuple[Any, Array]]) -> float:
         """The loss of two samples, which may be in two batches."""
         loss, total, counted = self._parts.model.loss, 0.0, 0.0
-        for outputs, samples in results:
-            labels = samples.labels
+        if getattr(loss, "several", 0):
+            return _measured(cast(Metric, loss), results)
+        for outputs, labels in results:
             is_mean = reduction_of(loss) == "mean"
             told: Any = loss(outputs, labels, 2 * prod(labels.shape[1:]) if is_mean else 1.0)
             total += float(told[0])
@@ -176,7 +147,6 @@ def _length(samples: Samples) -> int:
     return sum(array.nbytes for array in vars(samples).values())
 
 
-def _cut(outputs: Array, like: Array) -> Array:
-    """Outputs of a sample, in the sizes of others."""
-    sizes = {name: one.shape for name, one in fields(like).items()}
-    return joined({n: one[tuple(map(slice, sizes[n]))] for n, one in fields(outputs).items()})
+def _measured(metric: Metric, results: Sequence[tuple[Any, Array]]) -> float:
+    """A metric of samples in some batches."""
+    return metric.value(np.sum([metric.add(*one) for one in results], axis=0))

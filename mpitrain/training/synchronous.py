@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped
 from mpitrain.step.agreement import NOTHING_COUNTS, Agreed, NonFinite, StepReport, named, nonfinite
@@ -24,6 +25,11 @@ class SynchronousLoop(Loop):
 
     gradients = 1
 
+    @property
+    def sharers(self) -> Communicator:
+        """The ranks that share the gradient of the next step."""
+        return self.parts.gradient.ranks
+
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> Sequence[Record]:
         """Train on a batch: one update.
@@ -42,7 +48,7 @@ class SynchronousLoop(Loop):
         source = self._source(batch)
         parts.store.reset()
         parts.summation.begin(number, scale)
-        loss, comm_seconds = forward_backward(parts, parts.passes, number, source)
+        loss, comm_seconds = forward_backward(parts, parts.passes, number, source, self.sharers)
         report = parts.account.report(loss, comm_seconds, source)
         agreed = self.agree(report)
         parts.account.agreed()

@@ -1,6 +1,7 @@
 """``mpitrain certify`` on a job and on scripts, as a user starts it."""
 
 import json
+import time
 
 import pytest
 
@@ -80,3 +81,19 @@ def test_a_script_with_a_batch_a_rank(tmp_path, words, status, where, text):
     assert {row["mutation"] for row in others} == (MISTAKES if options else set())
     assert {row["verdict"] for row in others} <= {"FAIL"}
     assert first["repeat"].endswith(f"--steps 2 -- {' '.join(own)}")
+
+
+@needs_launcher
+@needs_torch
+def test_a_rank_that_dies_leaves_no_folder(tmp_path):
+    script = tmp_path / "script.py"
+    dies = "if dist.get_world_size() > 1 and dist.get_rank() == 1: os.kill(os.getpid(), 9)"
+    script.write_text(
+        f"import os\n{SCRIPT}".replace("torch.manual_seed", f"{dies}\ntorch.manual_seed")
+    )
+    arguments = ("-m", "mpitrain", "certify", script, "--steps", "2", "--", "0")
+    assert run(tmp_path, *arguments, ranks=2, seconds=600).returncode
+    end = time.monotonic() + 30
+    while [*tmp_path.glob(".certify-*")] and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [*tmp_path.glob(".certify-*")]

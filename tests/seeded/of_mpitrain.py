@@ -12,8 +12,14 @@ FAULTS = [
     Fault(
         "loss: a mean over the micro-batch and not the batch", "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/training/batches.py",
-        "whole = len(self._batches[micro_batch // self._parts]) * each",
-        "whole = len(self._batches[micro_batch // self._parts]) // self._parts * each",
+        "whole = len(self._batches[batch]) * self",
+        "whole = len(self._batches[batch]) // self._parts * self",
+    ),
+    Fault(
+        "counts: a backward pass sees gradients over all labels",
+        "tests/mpi/mpitrain/test_counted.py", "mpitrain/training/batches.py",
+        "self._shares = shares[:, 0].tolist()",
+        "self._counts.clear()",
     ),
     Fault(
         "sampler: every epoch in the same order", "tests/unit/mpitrain/test_sampler.py",

@@ -157,6 +157,7 @@ ANY = {
     "own backward": with_a(lambda m, x: Swish.apply(m.a(x))),
     "forward hooks": hooked,
     "gradient halved": with_a(lambda m, x: graded(m, m.a(x), lambda m, g: g / 2)),
+    "gradient clamped": with_a(lambda m, x: graded(m, m.a(x), lambda m, g: g.clamp(-1e-3, 1e-3))),
     "checkpoint": with_a(lambda m, x: checkpoint(m.b, m.a(x), use_reentrant=False), b=tied),
     "vmap": with_a(lambda m, x: torch.func.vmap(lambda row: m.a(row).tanh())(x)),
     "slope": with_a(slope),

@@ -201,7 +201,9 @@ def drawn(rng: Random) -> Program:
     parts, name = rng.sample(sorted(PARTS[form]), rng.randint(1, 3)), rng.choice(sorted(losses))
     own, scheduled = rng.choice(sorted(OPTIMIZERS)), rng.choice(sorted(SCHEDULES) + ["none"] * 3)
     whole = rng.choice(("sequential", "sequential", "whole", "dictionary"))
-    if name in ("mse", "two", "cross entropy") and rng.random() < 0.4:
+    # The counts of a module's own loss are known too late for a backward pass that is not linear.
+    may_own = name != "cross entropy" or "gradient clamped" not in parts
+    if name in ("mse", "two", "cross entropy") and rng.random() < 0.4 and may_own:
         whole = "own loss"
     grouped, penalty = rng.random() < 0.3, rng.random() < 0.15
     makes = [stem, *(PARTS[form][n] for n in parts), partial(nn.Linear, size, width)]
@@ -223,7 +225,7 @@ def drawn(rng: Random) -> Program:
         given["micro_batches"] = 1
     if rng.random() < 0.3:
         given[rng.choice(("clip_norm", "clip_value"))] = rng.choice((0.05, 1.0))
-    if whole == "whole" and rng.random() < 0.3 and "vmap" not in parts:
+    if whole == "whole" and rng.random() < 0.3:
         given["cuts"] = ["parts.0"]
     if program.schedule and rng.random() < 0.2:
         given["schedule_by"] = "epoch"

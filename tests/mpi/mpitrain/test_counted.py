@@ -105,14 +105,14 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd):
+def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd, make=None):
     """As :func:`steps_of`, of torch's own loop in one process.
 
     With several ``workers``, each takes the mean of its share of a batch, and the mean of these,
     with the weights of their samples, is the loss.
     """
     torch.manual_seed(7)
-    module = net(4).double()
+    module = make() if make else net(4).double()
     optimizer = optimizer(list(module.parameters()))
     data, told = trainer.parts.data.train, []
     for epoch in range(2):
@@ -123,8 +123,10 @@ def torchs_own(trainer, loss, clip=None, workers=1, optimizer=sgd):
                 some = data[batch[share(len(batch), worker, workers)]]
                 outputs = module(torch.from_numpy(some.inputs).double())
                 own = mean_of(loss, outputs, tensors(some.labels)) * len(some) / len(batch)
-                own.backward()
+                (own * workers).backward()  # a worker sees the gradient of its own mean
                 value += own.item()
+            for parameter in module.parameters():
+                parameter.grad /= workers
             norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
             for parameter in module.parameters() if clip and norm > clip else ():
                 parameter.grad *= min(1.0, clip / (norm + 1e-6))
@@ -150,6 +152,41 @@ def test_a_loss_has_the_numbers_of_torchs_own_loop(comm, folder, name):
         how = {"parallel": {"zero": 1}, "compress": {"codec": "topk:keep=1.0", "least": 1}}
     with made(folder, loss, **how, clip_norm=clip) as trainer:
         assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
+
+
+class Clamped(torch.nn.Linear):
+    """Its backward pass is not linear."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g.clamp(-2e-3, 2e-3))
+        return y
+
+
+def clamped():
+    first = Clamped(6, 8)
+    return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(8, 4)).double()
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    zip(["micro-batches", "zero 3", "codec", "local"], ["ignored", "weighted", "masked", "masked"]),
+)
+def test_a_backward_pass_that_clamps_sees_the_gradients_of_torch(comm, folder, name, how):
+    """What counts in the whole batch is known before the first micro-batch goes backward."""
+    loss, is_local = LOSSES[name], how == "local"
+    plain = partial(torch.optim.SGD, lr=0.1) if is_local else sgd
+    given = WORKERS["local"] if is_local else LAYOUTS[how]
+    data = Drawn(4, masked=loss is masked, left_out=0.2 if RANKS < 5 else 0.02)
+    with made(folder, loss, model=clamped, data=data, optimizer=plain, **given) as trainer:
+        found = steps_of(trainer)
+        workers = RANKS if is_local else 1
+        wanted = torchs_own(trainer, loss, workers=workers, optimizer=plain, make=clamped)
+        if is_local:
+            trainer.parts.drain()
+            found = [(one, norm) for (one, _), (_, norm) in zip(found[0], wanted[0])], found[1]
+    assert_same(found, wanted)
 
 
 WORKERS = {
@@ -229,14 +266,21 @@ def test_codecs_keep_residuals_of_true_means(comm, folder):
     ids=["zero and codec", "asynchronous"],
 )  # fmt: skip
 def test_gradients_that_are_used_before_counts_are_known(comm, folder, changed):
-    """Where all labels count, nothing is missing."""
+    """Labels may be left out, but not by what the outputs are."""
     if RANKS == 1:
         pytest.skip("a codec has nothing to send")
-    loss = LOSSES["ignored"]
-    with made(folder, loss, data=Drawn(1, left_out=0), **changed) as trainer:
-        steps_of(trainer)
+
+    def finite(outputs, labels):
+        """As many as labels that count, for outputs that are there."""
+        counts = (labels >= 0) & outputs.isfinite().all(1)
+        return F.cross_entropy(outputs, labels, reduction="sum"), counts.sum()
+
+    with made(folder, LOSSES["ignored"], **changed) as trainer:
+        found, _ = steps_of(trainer)
+        wanted, _ = torchs_own(trainer, LOSSES["ignored"])
+    np.testing.assert_allclose(found[0][0], wanted[0][0], rtol=1e-6)
     with (
-        made(folder, loss, **changed, dir=str(folder / "other")) as trainer,
+        made(folder, finite, **changed, dir=str(folder / "other")) as trainer,
         pytest.raises(ConfigError, match=r"not every label of step \d+ counts 1, and parallel"),
     ):
         steps_of(trainer)

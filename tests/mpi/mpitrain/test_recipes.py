@@ -243,11 +243,6 @@ def failing(outputs, labels):
     [
         ({"loss": counted_by_outputs}, "with counts that follow from the outputs"),
         (
-            {"loss": lambda o, y: [(F.mse_loss(o, y, reduction="sum"), len(o))],
-             "sync": {"kind": "local", "period": 2}},
-            "where workers take their own, and in asynchronous pipelines",
-        ),
-        (
             {"metrics": {"m": mpitrain.AllSamples(failing)}, "test_data": NUMBERS},
             "metrics: m fails for all test samples at once .*no such score",
         ),

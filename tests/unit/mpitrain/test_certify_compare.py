@@ -45,6 +45,8 @@ def verdict(found, ranks=4):
         (record(samples=(0, 7)), "ABSTAIN", "the data differ: 1 of 2"),
         (record(samples=(0, 7), is_ours=True), "FAIL", "samples of step 1"),
         (record(samples=(0, 0, 1, 1)), "PASS", "2 steps"),
+        (record(samples=(0, 0, 0, 1)), "FAIL", "1 of 4 are missing"),
+        (record(samples=(0, 0, 1)), "ABSTAIN", "the data differ: 2 of 3"),
     ],
 )
 def test_a_verdict_names_what_differs_first(found, word, said):

@@ -4,6 +4,7 @@ import logging
 import math
 import random
 import threading
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: 
 from mpitrain.adapters.torch.modules import stand_ins  # noqa: E402
 from mpitrain.adapters.torch.modules.passes import Pass  # noqa: E402
 from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
+from mpitrain.data.generators import random_states  # noqa: E402
 from mpitrain.memory import available  # noqa: E402
 from tests.unit.mpitrain.test_torch_optimizers import Signs  # noqa: E402
 
@@ -220,6 +222,14 @@ def graphed():
     return module
 
 
+def clamping(module, x):
+    """A backward pass that is not linear."""
+    y = x * 1
+    if y.requires_grad:
+        y.register_hook(lambda g: g.clamp(-1e-2, 1e-2))
+    return y
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -297,6 +307,11 @@ RIGHT = {
     "numbers at edges": {"model": Categories, "data": categories()},
     "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
     "tied": {"model": Tied, "cuts": ["one"]},
+    "keeps what it made beside cuts": {"model": between(keeping), "cuts": ["a"]},
+    "vmap beside cuts": {"model": between(
+        lambda m, x: torch.func.vmap(lambda row: m.norm(row).tanh())(x), lambda: nn.Linear(6, 6)),
+        "cuts": ["a"]},
+    "clamped under a count": {"model": between(clamping), "loss": counted, "micro_batches": 2},
     "by name": {"loss": "mean_squared_error", "optimizer": None, "optim": {"name": "adamw"}},
     "another rate": {"schedule": one_cycle, "optim": {"lr": 0.02}},
     "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
@@ -318,6 +333,80 @@ def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind):
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*found))
     (told,) = lines(caplog)
     assert "8 steps are as in plain torch" in told
+
+
+class OwnLoss(Between):
+    def forward(self, x, labels):
+        return {"loss": F.cross_entropy(super().forward(x), labels)}
+
+
+def test_a_clamp_under_counts_that_come_too_late_is_told(tmp_path):
+    def model():
+        module = OwnLoss(clamping, nn.Identity)
+        module.b = nn.Linear(6, 3)
+        return module
+
+    labels = torch.where(torch.arange(24) % 4 == 1, -100, torch.arange(24) % 3)
+    data = [{"x": x, "labels": y} for x, y in zip(X, labels)]
+    with pytest.raises(ConfigError, match=r"step 1: the gradient of .* is not linear where the"):
+        fitted(tmp_path, model, "model", data=data)
+
+
+def no_threes(module, x):
+    assert len(x) != 3, "three"
+    return x
+
+
+def test_an_assertion_that_a_number_of_samples_breaks_is_told(tmp_path):
+    words = r"step 1: the trainer's layers cannot take 1 and 3 samples \(AssertionError: three"
+    with pytest.raises(ConfigError, match=words):
+        fitted(tmp_path, between(no_threes))
+
+
+def test_a_loss_that_goes_backward_itself_is_told(tmp_path):
+    def beside(outputs, labels):
+        if outputs.requires_grad:
+            outputs.square().sum().backward(retain_graph=True)
+        return F.mse_loss(outputs, labels)
+
+    for steps in (8, 0):
+        with pytest.raises(ConfigError, match=r"step 1: loss: .*beside calls backward\(\) itself"):
+            fitted(tmp_path, loss=beside, shadow=steps)
+
+
+def leaving(module, x):
+    """What a trial could leave behind."""
+    module.calls = getattr(module, "calls", 0) + 1
+    module.frozen.add_(0.1)
+    return x * (random.random() + np.random.rand() + torch.rand(1) < 9) + module.frozen
+
+
+def test_each_item_of_a_loader_without_batches_is_a_step(tmp_path):
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=None)
+    net = plain()
+    own, given = deepcopy(net), {"model": net, "loss": F.mse_loss, "optimizer": sgd, "epochs": 1}
+    with mpitrain.Trainer(MPI.COMM_SELF, train_data=data, dir=str(tmp_path), **given) as trainer:
+        trainer.fit()
+        assert trainer.parts.steps_done == len(data)
+    optimizer = sgd(own.parameters())
+    for x, y in data:
+        optimizer.zero_grad()
+        F.mse_loss(own(x), y).backward()
+        optimizer.step()
+    for one, other in zip(net.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("cuts", [[], ["a"]])
+def test_trials_leave_no_trace(tmp_path, cuts):
+    module = Between(leaving, nn.Identity)
+    module.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+    before = random_states()
+    given = {"model": module, "cuts": cuts, "loss": F.mse_loss, "optimizer": sgd, "shadow": 0}
+    data = torch.utils.data.TensorDataset(X, Y)
+    with mpitrain.Trainer(MPI.COMM_SELF, train_data=data, dir=str(tmp_path), **given):
+        assert random_states() == before
+        assert not hasattr(module, "calls") and module.frozen == 1
 
 
 class Uncopied(nn.Linear):
@@ -399,4 +488,4 @@ def test_a_module_runs_twice_before_the_first_step_and_a_loss_once(tmp_path):
     before = dict(calls)
     fitted(tmp_path, lambda: Counts(6, 1), loss, shadow=0, steps=4)
     assert calls["loss"] - 2 * before["loss"] == 3
-    assert before["module"] <= 3  # the step itself, the shapes, and whether it draws numbers
+    assert before["module"] <= 2  # the step itself, and its shapes

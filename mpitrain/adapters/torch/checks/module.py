@@ -13,7 +13,7 @@ from mpitrain.adapters.torch.arrays import named_tensors, same
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, close, one_line
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
-from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched, changes
+from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
 from mpitrain.adapters.torch.modules.regions import AgreedFault, Share
@@ -93,23 +93,13 @@ def learn(call: Call) -> None:
     """
     watched, draws, mode = call.watched, call.watched.draws, call.context.training
     last = len(call) - 1
-    names = [name for name, _ in watched.module.named_buffers() if name in call.values]
-    kept = [(name, call.values[name], call.values[name].clone()) for name in names]
     two, three = (call.of(rows, samples=np.arange(len(rows))) for rows in ([0, last], [0, last, 0]))
     shapes: list[dict[DrawPlace, Shape]] = []
     while len(shapes) < 2:
         was_plain, given = draws.plain, (three if shapes else two).of()
         given.tried()
         watched.seen.add(mode)
-        for name, one, before in kept:  # torch does not count every change
-            if not torch.equal(one, before):
-                watched.say(changes(name))
-        if not watched.changes_input and any(map(_is_changed, given.x.values())):
-            watched.changes_input = True
-            if len(given.x) > 1:
-                watched.say(
-                    " changes one of its inputs, of which others may be views: inplace=False"
-                )
+        note_inputs(watched, given.x)
         source: Any = watched.source
         if mode in watched.modes and not source.drew:
             watched.modes.discard(mode)
@@ -127,8 +117,13 @@ def learn(call: Call) -> None:
         draws.interleave(places & draws.where.keys())
 
 
-def _is_changed(part: torch.Tensor) -> bool:
-    return not part.is_inference() and part._version > 0
+def note_inputs(watched: Watched, x: Tensors) -> None:
+    """Note whether a pass has changed its inputs, which were new."""
+    if watched.changes_input or all(one.is_inference() or not one._version for one in x.values()):
+        return
+    watched.changes_input = True
+    if len(x) > 1:
+        watched.say(" changes one of its inputs, of which others may be views: inplace=False")
 
 
 def keeps_samples_apart(call: Call) -> bool:

@@ -1,12 +1,15 @@
-"""Refusal of modules by their classes, parameters and buffers."""
+"""What modules are by their classes, parameters, buffers, modes and attributes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_bytes, named_tensors
 from mpitrain.config import ConfigError
+from mpitrain.data.generators import kept_generators
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -117,3 +120,22 @@ def hooked(module: nn.Module) -> str:
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return name
     return ""
+
+
+def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
+    """Give parts of a module these attributes, and no others."""
+    for part, own in zip(parts, attributes, strict=True):
+        vars(part).clear()
+        vars(part).update(own)
+
+
+@contextmanager
+def untouched(module: torch.nn.Module) -> Iterator[None]:
+    """The attributes and modes of a module, and all generators, are as before after this block."""
+    parts = list(module.modules())
+    before = [dict(vars(part)) for part in parts]
+    try:
+        with kept_generators():
+            yield
+    finally:
+        become(parts, before)

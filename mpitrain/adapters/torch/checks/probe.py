@@ -201,14 +201,3 @@ def expect_outputs(found: Tensors) -> None:
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
                 "complex numbers and what takes them into one module, or give view_as_real()"
             )
-
-
-@contextmanager
-def modes_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Each part of a module is in its own mode again after this block."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

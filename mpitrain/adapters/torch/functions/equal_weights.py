@@ -66,20 +66,17 @@ class EqualWeights:
         fault: the first fault, once it was seen.
     """
 
-    def __init__(self, function: Function, what: str, samples: Sequence[Sample] = ()) -> None:
-        """Compare nothing yet.
-
-        Args:
-            function: the function.
-            what: its name in errors.
-            samples: the samples, the same on all ranks; without any, those of the least and the
-                largest value that were seen.
-        """
-        self._function, self._what, self._calls = function, what, 0
-        self._keeps, self._kept = not samples, list(samples)
+    def __init__(self, function: Function, what: str) -> None:
+        """Compare nothing yet; ``what`` is the function's name in errors."""
+        self._there, self._what, self._calls = function, what, 0
+        #: Samples, the same on all ranks, or those of the least and the largest value so far.
+        self._keeps, self._kept = True, list[Sample]()
         #: Types of samples, and the kept ones in these types with their numbers.
         self._known: tuple[Any, list[tuple[Sample, tuple[float, ...]]]] | None = None
         self.fault: ValueError | None = None
+
+    def _say(self, fault: str) -> None:
+        self.fault = self.fault or ConfigError(fault)
 
     @torch.no_grad()
     def compare(self, outputs: Tensors, labels: Tensors, result: Reduced) -> None:
@@ -138,7 +135,7 @@ class EqualWeights:
 
     def _values(self, own: Sample) -> tuple[float, ...]:
         """A mean, or a sum and a count."""
-        return _numbers(Reductions().of(self._function, *map(as_given, own)))
+        return _numbers(Reductions().of(self._there, *map(as_given, own)))
 
     def _beside(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mpitrain.adapters.torch.checks.probe import Tensors, having, is_due
+from mpitrain.adapters.torch.checks.probe import Tensors, having
 from mpitrain.arrays import Shape
 
 _NAME = "{} of the loss"
@@ -28,7 +28,7 @@ class Lent:
         """Nothing is read yet; ``layers`` are those of a module, or none."""
         self._layers, self._trains = layers, False
         first: Any = next(iter(layers.values()), None)
-        self.trained: Mapping[int, str] = first.leaves.trained if first else {}
+        self.trained: Mapping[int, str] = first.trained_names if first else {}
         self._names, self._gradients = dict[str, str](), dict[str, torch.Tensor]()
         self.shapes, self.tied = dict[str, Shape](), dict[str, str]()
         self.values: Tensors = {}
@@ -85,47 +85,25 @@ class Lent:
         return found | {n: g if found[n] is None else found[n] + g for n, g in more.items()}
 
 
-class Leaves:
-    """Watches what the passes of a part follow from; ``trained``: names of parameters by identity.
-
-    A graph is walked in the first, second, fourth, eighth pass, and whenever its number of
-    operations is a new one.  That costs a microsecond an operation, another pass two operations.
-    """
-
-    def __init__(self, trained: Mapping[int, str]) -> None:
-        self.trained = trained
-        self._passes, self._sizes = 0, set[int]()
-        self._leaf = torch.empty(0, requires_grad=True)
-
-    def begin(self, known: Tensors) -> int:
-        """Begin a pass by these tensors; returns the number of operations before it."""
-        for name, one in known.items():
-            vars(one)["trained_as"] = name
-        return self._operations()
-
-    def stray(self, outputs: Tensors, known: Tensors, before: int) -> str:
-        """As :func:`stray`, for a pass that began after ``before`` operations."""
-        self._passes += 1
-        size = self._operations() - before
-        if size in self._sizes and not is_due(self._passes):
-            return ""
-        self._sizes.add(size)
-        return stray(outputs, known, self.trained)
-
-    def _operations(self) -> int:
-        """Number of the operations of this thread so far that have a gradient."""
-        node: Any = self._leaf.neg().grad_fn
-        return node._sequence_nr() if node else 0
-
-
 def stray(roots: Tensors, known: Tensors, trained: Mapping[int, str]) -> str:
-    """Name of a trained leaf behind the roots that is not known, or ""."""
+    """Name of a trained leaf behind the roots that is not known, or "".
+
+    Leaves have the names of ``trained``, by identity, or one that a layer gave them.  The walk
+    costs a microsecond an operation.
+    """
     ids = set(map(id, known.values()))
     for leaf in leaves(roots.values()):
         name: str = getattr(leaf, "trained_as", "") or trained.get(id(leaf), "")
         if name and id(leaf) not in ids:
             return name
     return ""
+
+
+def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
+    """Gradients of a loss by those outputs that it depends on."""
+    by = {name: part for name, part in outputs.items() if part.requires_grad}
+    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
+    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.arrays import (
 )
 from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Function, Tensors, one_line, rows
 from mpitrain.adapters.torch.functions.equal_weights import EqualWeights, Sample, no_loss, shown
-from mpitrain.adapters.torch.functions.lent import Lent, stray
+from mpitrain.adapters.torch.functions.lent import Lent, gradients, stray
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, Reduced, Reductions
 from mpitrain.arrays import Array, Judged, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
@@ -30,6 +30,12 @@ from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
+
+
+_BY_OUTPUTS = (
+    "gives several sums, with counts that follow from the outputs; they must follow from labels "
+    "alone, or return one (sum, count)"
+)
 
 
 class Following:
@@ -80,29 +86,7 @@ class Following:
             return function(outputs, labels)
 
 
-class Judge:
-    """A function of outputs and labels, whose results are checked for the samples that it sees.
-
-    Attributes:
-        function: the function.
-    """
-
-    def __init__(self, function: Function, what: str, form: Form = as_given) -> None:
-        """``what`` is the function's name in errors; ``form``: that of the outputs."""
-        self.function = function
-        self._there = Following(function, form)
-        self._weights = EqualWeights(self._there, f"{what}: {name_of(function)}")
-
-    @property
-    def fault(self) -> ValueError | None:
-        """The first fault that samples have shown."""
-        return self._weights.fault
-
-    def _say(self, fault: str) -> None:
-        self._weights.fault = self._weights.fault or ConfigError(fault)
-
-
-class TorchLoss(Judge):
+class TorchLoss(EqualWeights):
     """A function of outputs and labels: the mean over its samples, or ``(sum, count)``.
 
     Means of torch's own losses are sums and counts, too, where labels do not count or have weights
@@ -120,6 +104,7 @@ class TorchLoss(Judge):
         shares: what counts in each of them, divided by the samples of the batch.
         reduction: see :func:`mpitrain.objective.reduction_of`; known after :meth:`expect`.
         ignore_index: value of labels that do not count; None: unknown.
+        is_counted: whether labels say what counts, without outputs.
     """
 
     def __init__(self, function: Function, form: Form = as_given, lent: Lent | None = None) -> None:
@@ -130,12 +115,14 @@ class TorchLoss(Judge):
                 f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
                 "put it into the model, as self.criterion, and give a function that calls it there"
             )
-        super().__init__(function, "loss", form)
-        self._lent = self._there.lent = lent or Lent({})
+        there = Following(function, form)
+        super().__init__(there, f"loss: {name_of(function)}")
+        self.function, self._lent = function, lent or Lent({})
+        there.lent = self._lent
         self._unused: frozenset[str] = frozenset()
-        self._casts = False
-        self._calls = Reductions()
-        self.several, self.shares = 0, np.empty(0)
+        self._casts = self._is_plain = False
+        self._reductions = Reductions()
+        self.several, self.shares, self.is_counted = 0, np.empty(0), False
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
 
@@ -153,9 +140,10 @@ class TorchLoss(Judge):
         wide = _needing_gradients(_wide(parts))
         truth = self._cast(as_tensors(fields(labels)), wide)
         versions = [part._version for part in truth.values()]
-        reduced = self._calls.of(self._there, as_given(wide), as_given(truth))
+        reduced = self._reductions.of(self._there, as_given(wide), as_given(truth))
         if self.several:
-            reduced = self._over_shares(reduced.total, labels)
+            kind = next(iter(fields(outputs).values())).dtype
+            reduced = self._over_shares(reduced.total, labels, kind)
         is_sum = self.several or self.reduction == "count"
         if is_sum and not getattr(reduced.total, "requires_grad", False):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
@@ -167,7 +155,12 @@ class TorchLoss(Judge):
                 "and labels, whose gradient would be lost; return what it reads from the module as "
                 "an output, with a row for each sample"
             )
-        if versions != [part._version for part in truth.values()]:
+        if self._reductions.goes_backward:
+            self._say(
+                f"loss: {name_of(self.function)} calls backward() itself, whose gradients would be "
+                "lost; return the sum of all that is to be differentiated"
+            )
+        elif versions != [part._version for part in truth.values()]:
             self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
                 "own; let it work on labels.clone()"
@@ -189,44 +182,52 @@ class TorchLoss(Judge):
             return value, gradient, _scalar(count, xp)
         return value, gradient
 
-    def _over_shares(self, pairs: Any, labels: Array) -> Reduced:
+    def _over_shares(self, pairs: Any, labels: Array, kind: Any) -> Reduced:
         """The sum of several means, times the samples of the batch."""
         if not len(self.shares):
             self.shares = np.ones(self.several)
             self._say(
-                "loss: several sums and counts go with steps that all ranks take together; where "
-                "workers take their own, and in asynchronous pipelines, return one (sum, count)"
+                "loss: several sums and counts do not go with servers and asynchronous pipelines; "
+                "return one (sum, count) there"
             )
-        elif [float(count) for _, count in pairs] != self.counts(labels):
-            self._say(
-                f"loss: {name_of(self.function)} gives several sums, with counts that follow from "
-                "the outputs; they must follow from labels alone, or return one (sum, count)"
-            )
+        elif [float(count) for _, count in pairs] != self.counts(labels, kind):
+            self._say(f"loss: {name_of(self.function)} {_BY_OUTPUTS}")
         return Reduced(sum(one / float(n) for (one, _), n in zip(pairs, self.shares, strict=True)))
 
-    def counts(self, labels: Array) -> list[float]:
-        """Counts of each of several sums in some labels."""
+    @torch.no_grad()
+    def counts(self, labels: Array, kind: Any = np.float64) -> list[float]:
+        """What counts in some labels, in each of the sums, computed in ``kind``.
+
+        The function is called with outputs that are not there: NaN where it goes by these.
+        """
+        if self._is_plain and labels.dtype.names is None:
+            return [float((labels != self.ignore_index).sum())]
+        wide = torch.float64 if np.dtype(kind) == np.float64 else torch.float32
         before, after = (sizes(*one) for one in (self._shapes[1], (labels.dtype, labels.shape[1:])))
         lengths = dict(zip(before, after, strict=True))  # of axes that padding changes
-        kind, shape = self._shapes[0]
-        kind, shape = resized(kind, shape, [lengths.get(n, n) for n in sizes(kind, shape)])
-        absent = as_tensors(fields(np.zeros((len(labels), *shape), kind)))
-        given = {n: one.to(self._wide) * torch.nan for n, one in absent.items()}
-        return [count for _, count in self._pairs(given, labels)]
+        given, shape = self._shapes[0]
+        given, shape = resized(given, shape, [lengths.get(n, n) for n in sizes(given, shape)])
+        like, truth = fields(np.zeros((1, *shape), given)), as_tensors(fields(labels))
+        absent = next(iter(truth.values())).new_full((), torch.nan, dtype=wide)
+        y = {n: absent.expand(len(labels), *one.shape[1:]) for n, one in like.items()}
+        try:
+            truth = self._cast(truth, y)
+            found = Reductions(counts=True).of(self._there, as_given(y), as_given(truth))
+            pairs = found.total if self.several else [found[:2]]
+            return [float(count) for _, count in pairs]
+        except Exception:  # the function may raise anything of what is not there
+            return [torch.nan] * (self.several or 1)
 
     @torch.no_grad()
-    def _pairs(self, outputs: Tensors, labels: Array) -> list[tuple[float, float]]:
-        """Several sums and counts."""
-        truth = self._cast(as_tensors(fields(labels)), dict(outputs))
-        found = self._there(as_given(outputs), as_given(truth))
-        return [(float(total), float(count)) for total, count in found]
-
     def add(self, outputs: Array, labels: Array) -> Array:
         """Several sums, and then counts, of a test, as those of a metric."""
         if not len(labels):
             return np.zeros(2 * self.several)
         with on_stream_of(outputs):
-            return np.transpose(self._pairs(_wide(as_tensors(fields(outputs))), labels)).ravel()
+            y = _wide(as_tensors(fields(outputs)))
+            truth = self._cast(as_tensors(fields(labels)), y)
+            pairs = self._there(as_given(y), as_given(truth))
+            return np.array([float(one) for each in zip(*pairs, strict=True) for one in each])
 
     def value(self, totals: Array) -> float:
         """The sum of several means."""
@@ -240,7 +241,7 @@ class TorchLoss(Judge):
                 f"and {_KINDS[reduced.reduction]} for others; all must be alike, as (sum, count)"
             )
         elif reduced.reduction == "mean" and not reduced.is_known:
-            self._weights.compare(outputs, labels, reduced)
+            self.compare(outputs, labels, reduced)
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Try the loss on drawn samples, two together and one by one; settle its reduction."""
@@ -258,34 +259,34 @@ class TorchLoss(Judge):
                     pairs = found.total if isinstance(found.total, list) else [found[:2]]
                     wrong = next(filter(None, (no_loss(Reduced(*pair)) for pair in pairs)), "")
                     if isinstance(found.total, list):
-                        self.several, self._wide = len(pairs), wide
+                        self.several = len(pairs)
                         found = Reduced(sum(one for one, _ in pairs), is_known=True)
                     by = {} if wrong else gradients(found.total, parts)
                 break
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error
         else:
-            if "in-place" in str(refused):
-                raise ValueError(
-                    f"{name_of(self.function)} changes its outputs in place; let it work on "
-                    "outputs.clone()"
-                ) from refused
+            cure = "; let it work on outputs.clone()" * ("in-place" in str(refused))
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
-                f"of {labels}: {one_line(refused)}"
+                f"of {labels}: {one_line(refused)}{cure}"
             ) from refused
+        two = joined(zeros(2, labels, kind))
+        self.is_counted = not np.isnan(self.counts(two, str(wide)[6:])).any()
+        if self.several and not self.is_counted:
+            wrong = _BY_OUTPUTS
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
         self._lent.learn(found.total)
         # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
-        self.reduction, self.ignore_index = found.reduction, self._calls.ignore_index
-        two = [Sample(rows(given, number), rows(wanted, number)) for number in range(2)]
-        self._weights = EqualWeights(self._there, f"loss: {name_of(self.function)}", two)
+        self.reduction, self.ignore_index = found.reduction, self._reductions.ignore_index
+        self._is_plain = found[2:] == ("count", True) and not self._reductions.weighs
+        self._keeps, self._kept = False, [Sample(rows(given, n), rows(wanted, n)) for n in (0, 1)]
         self._look(found, given, wanted)
         # Later sums may change their unit from step to step, and are not compared.
         if found.reduction == "count" and not found.is_known:
-            self._weights.compare(given, wanted, found)
+            self.compare(given, wanted, found)
         if self.fault is not None:
             raise ValueError(str(self.fault).removeprefix("loss: "))
 
@@ -308,14 +309,14 @@ class TorchLoss(Judge):
         """Copies of outputs, and their loss."""
         parts = _needing_gradients({name: part.clone() for name, part in outputs.items()})
         truth = {name: part.clone() for name, part in labels.items()}
-        return parts, self._calls.of(self._there, as_given(parts), as_given(truth))
+        return parts, self._reductions.of(self._there, as_given(parts), as_given(truth))
 
 
-class TorchMetric(Judge, SumAndCount):
+class TorchMetric(EqualWeights, SumAndCount):
     """A function that gives the mean over its samples, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one", form: Form = as_given) -> None:
-        super().__init__(function, f"metrics: {name}", form)
+        super().__init__(Following(function, form), f"metrics: {name}: {name_of(function)}")
         self._name = name
 
     def add(self, outputs: Array, labels: Array) -> Array:
@@ -334,7 +335,7 @@ class TorchMetric(Judge, SumAndCount):
             )
             return np.zeros(2)
         if found.reduction == "sum" or not found.is_known:
-            self._weights.compare(scores, truth, found)
+            self.compare(scores, truth, found)
         return np.array([whole * (1 if found.reduction == "count" else times), count])
 
 
@@ -358,13 +359,6 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
-
-
-def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
-    """Gradients of a loss by those outputs that it depends on."""
-    by = {name: part for name, part in outputs.items() if part.requires_grad}
-    found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
-    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def _constant(value: Any, outputs: Tensors, unused: frozenset[str]) -> torch.Tensor:

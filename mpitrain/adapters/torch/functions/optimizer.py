@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.modules.dataflow import tensors
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.nn.layer import Verdict
@@ -208,7 +209,7 @@ class Reduces(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = op(*args, **kwargs or {})
         if not self.name and not op.is_view and torch.Tag.pointwise not in op.tags:
-            sizes, given = ([one.numel() for one in _tensors(of)] for of in (found, args))
+            sizes, given = ([one.numel() for one in tensors(of)] for of in (found, args))
             if sizes and max(given, default=0) > max(sizes):
                 self.name = op.overloadpacket.__name__
         return found
@@ -244,10 +245,6 @@ def _held(made: torch.optim.Optimizer) -> dict[str, list[object]]:
 def _mark(one: object) -> object:
     is_value = isinstance(one, (int, float, str))
     return one if is_value else (id(one), getattr(one, "_version", 0))
-
-
-def _tensors(values: object) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def _leaves(value: object) -> Iterator[object]:

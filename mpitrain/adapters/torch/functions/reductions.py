@@ -74,14 +74,19 @@ class Reductions(TorchFunctionMode):
         ignore_index: value of the labels that the last loss of classes has left out; None: there
             was none.
         means: means within a module; one over nothing is 0, and not NaN.
+        weighs: whether that loss has weights of classes.
+        goes_backward: whether the function has called ``backward()``.
     """
 
-    def __init__(self, *, within: bool = False) -> None:
-        """``within``: the losses are in a module, not in a function of outputs and labels."""
+    weighs = goes_backward = False
+
+    def __init__(self, *, within: bool = False, counts: bool = False) -> None:
+        """``within``: the losses are in a module, not in a function of outputs and labels;
+        ``counts``: there are no outputs, and torch's own losses are not computed."""
         super().__init__()
         self.ignore_index: int | None = None
         self.means: list[CountedMean] = []
-        self._within = within
+        self._within, self._counts = within, counts
         self._last: tuple[Any, int, Reduced] | None = None
         #: Shapes of outputs and labels, by identity, and None for what the function has kept.
         self._given: dict[int, Any] = {}
@@ -109,13 +114,17 @@ class Reductions(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = _whole(function, kwargs)
+        self.goes_backward |= function is torch.Tensor.backward
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
+            self.weighs = given.get("weight") is not None
         elif function not in _OF_ALL:
             return function(*args, **given)
         reduction = given.get("reduction")
         count = _counted(function, *args, **given) if reduction == "mean" else None
-        if self._within:
+        if self._counts and reduction in ("mean", "sum"):
+            function = _absent
+        elif self._within:
             if reduction == "mean" and function in (*_OF_CLASSES, *_OF_NUMBERS, F.ctc_loss):
                 return self._noted(function, args, given, count)
             return function(*args, **given)
@@ -147,6 +156,11 @@ class Reductions(TorchFunctionMode):
         mean = each.sum() / torch.where(count > 0, count, 1)
         self.means.append(CountedMean(mean, count))
         return mean.clone()  # which the module may change in place
+
+
+def _absent(outputs: torch.Tensor, *rest: Any, **given: Any) -> torch.Tensor:
+    """The loss of outputs that are not there."""
+    return outputs.new_full((), torch.nan)
 
 
 def _counted(function: Any, outputs: Any, labels: Any, *rest: Any, **given: Any) -> Any:

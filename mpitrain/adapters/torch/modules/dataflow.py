@@ -32,7 +32,10 @@ class Dataflow(TorchDispatchMode):
 
     Attributes:
         steering: origins of values that Python's own control flow has read, or may have read.
+        is_wrapped: whether a tensor stands for one sample of those that vmap or its like has.
     """
+
+    is_wrapped = staticmethod(torch._C._functorch.is_functorch_wrapped_tensor)
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +53,9 @@ class Dataflow(TorchDispatchMode):
         super().__exit__(*error)
         self._reads.__exit__(*error)
 
-    def of(self, tensors: Iterable[torch.Tensor]) -> Origins:
+    def of(self, every: Iterable[torch.Tensor]) -> Origins:
         """All origins of these tensors."""
-        return _NONE.union(*(self._found.get(_memory(one), _NONE) for one in tensors))
+        return _NONE.union(*(self._found.get(_memory(one), _NONE) for one in every))
 
     def begin(self, tensor: torch.Tensor, label: Hashable) -> None:
         """Let a tensor follow from ``label`` alone."""
@@ -69,14 +72,14 @@ class Dataflow(TorchDispatchMode):
     ) -> Any:
         name = function.overloadpacket.__name__
         takes_values = not name.endswith("_like") and not name.startswith("new_")
-        origins = self.of(_tensors((args, kwargs))) if takes_values else _NONE
+        origins = self.of(tensors((args, kwargs))) if takes_values else _NONE
         before = torch.get_rng_state()
         found = function(*args, **kwargs or {})
         if not torch.equal(before, torch.get_rng_state()):
             origins |= {DrawnNumbers(len(self._alive))}
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags):
             self.steering |= origins
-        for tensor in _tensors(found):
+        for tensor in tensors(found):
             self.add(tensor, origins)
         return found
 
@@ -92,14 +95,17 @@ class _Reads(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function in _OUT_OF_SIGHT:
-            self._flow.steering |= self._flow.of(_tensors(args))
+            self._flow.steering |= self._flow.of(tensors(args))
         return function(*args, **kwargs or {})
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors(values: object) -> list[torch.Tensor]:
+    """The tensors among these, in any form."""
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Address of what holds the tensor's memory, equal for all views of it."""
+    """Address of what holds the tensor's memory, equal for all views of it and within vmap."""
+    while Dataflow.is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata

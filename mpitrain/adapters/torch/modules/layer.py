@@ -25,9 +25,10 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
     expect_unchanged,
     learn,
+    note_inputs,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import moves, refuse
+from mpitrain.adapters.torch.checks.module_class import moves, refuse, untouched
 from mpitrain.adapters.torch.checks.probe import (
     MISFITS,
     Form,
@@ -36,7 +37,7 @@ from mpitrain.adapters.torch.checks.probe import (
     is_due,
     one_line,
 )
-from mpitrain.adapters.torch.functions.lent import Leaves, Lent
+from mpitrain.adapters.torch.functions.lent import Lent, stray
 from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
@@ -77,7 +78,7 @@ class TorchLayer(Layer):
         experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
-        leaves: watch on what its outputs follow from.
+        trained_names: names of the whole module's trained parameters, by identity.
         lent: parameters that it holds for the loss.
         moving: identities of constants of the whole module that change in training.
     """
@@ -120,7 +121,7 @@ class TorchLayer(Layer):
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
         self.mixes = any(True for _ in stand_ins(module))
-        self.leaves = Leaves({id(p): n for n, p in self._given.named_parameters()})
+        self.trained_names = {id(p): n for n, p in self._given.named_parameters()}
         self._known = dict[Any, Shape]()
         self._forwards = self._filler = 0
         self._moved: Moved = {}
@@ -161,7 +162,7 @@ class TorchLayer(Layer):
         found.split = {name: axis for name, (axis, _) in own.axes.items()}
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
         found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
-        found.moving, found.leaves.trained = self.moving, self.leaves.trained
+        found.moving, found.trained_names = self.moving, self.trained_names
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
@@ -225,7 +226,7 @@ class TorchLayer(Layer):
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
-            sample = tensors_of(zeros(1, shape, wide), kind)
+            sample = tensors_of(zeros(2, shape, wide), kind)  # one would mix with nothing
             try:
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
@@ -236,7 +237,7 @@ class TorchLayer(Layer):
         raise ValueError(text) from refused
 
     def _tried(self, x: Tensors) -> Shape:
-        """Shape of the output for one sample.
+        """Shape of the output for a sample, of several.
 
         Constants that the module changes are state, if it changes them alike for another sample.
         """
@@ -260,10 +261,15 @@ class TorchLayer(Layer):
         watched.norm.begin(RESTING, np, counts=True)
         watched.state = frozenset(before)  # any of them may be
         try:
-            with torch.random.fork_rng(devices=[]), watched.in_mode(training=True):
-                found = watched({name: one.clone() for name, one in before.items()}, x)
+            with untouched(self.module), watched.in_mode(training=True):
+                fresh = {name: one.clone() for name, one in x.items()}
+                found = watched({name: one.clone() for name, one in before.items()}, fresh)
         finally:
             watched.state = frozenset()
+        note_inputs(watched, fresh)
+        if not watched.drew:  # no further trial is needed
+            watched.modes.discard(True)
+            watched.seen.add(True)
         self.mixes = self.mixes or bool(watched.norm.is_called)
         after, watched.constants = watched.constants, {}
         kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
@@ -350,9 +356,10 @@ class TorchLayer(Layer):
                 part.requires_grad_(part.is_floating_point())
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
             known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
-            before = self.leaves.begin(known)
+            for name, one in known.items():
+                vars(one)["trained_as"] = name
             y = call(self._learn)
-        if name := self.leaves.stray(y, known, before):
+        if name := stray(y, known, self.trained_names):
             watched.say(
                 f" follows from {name} by another way than its inputs, whose gradient would be "
                 "lost; hand it on as an output and an input, or put both parts into one module"
@@ -375,7 +382,7 @@ class TorchLayer(Layer):
         self._watched.verdict.compares = False
 
     def _learn(self, call: Call) -> None:
-        with self._share.region.being(is_apart=True):
+        with untouched(self.module), self._share.region.being(is_apart=True):
             learn(call)
 
     def _in_place(self, context: Context, count: int) -> Context:

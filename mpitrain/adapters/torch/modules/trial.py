@@ -1,23 +1,23 @@
 """Trial runs of a module that is to be cut: what is called, and what follows from what."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves
+from mpitrain.adapters.torch.arrays import named_tensors
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, untouched
 from mpitrain.adapters.torch.checks.probe import (
     Tensors,
     arguments,
     having,
-    modes_kept,
     options,
     outputs_of,
 )
-from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins
+from mpitrain.adapters.torch.modules.dataflow import Dataflow, DrawnNumbers, Origins, tensors
 
 #: Samples of the two runs, from which shapes for any number of samples follow.
 FEW, MANY = 2, 3
@@ -263,35 +263,38 @@ class _TrialRun:
         self.ended: list[int] = []
         self.needs: list[Origins] = []
         given = {name: one.clone() for name, one in inputs.items()}
-        buffers = {name: one.clone() for name, one in module.named_buffers()}
+        every = named_tensors(module)
+        kept = {n: one.detach().clone() for n, one in every.items() if not one.requires_grad}
         for name, one in given.items():
             self._flow.add(one, frozenset([Crossing(name)]))
-        for name, buffer in module.named_buffers():
-            self._flow.add(buffers[name], frozenset([id(buffer)]))
-        for parameter in module.parameters():
-            self._flow.add(parameter, frozenset([id(parameter)]))
+        for name, one in every.items():
+            for tensor in (one, kept.get(name, one)):
+                self._flow.add(tensor, frozenset([id(one)]))
         inner = [part for part in module.modules() if part is not module]
         hooks = [part.register_forward_hook(self._behind) for part in inner]
         try:
-            with modes_kept(module), torch.random.fork_rng(devices=[]), self._flow:
+            with untouched(module), self._flow:
                 module.train()
                 for part in inner:
                     if isinstance(part, nn.modules.dropout._DropoutNd):
                         part.eval()  # a stand-in draws the same numbers in all parts
-                found = called(module, buffers, given)
+                args, kwargs = arguments(given, options(module))
+                with having(module, kept):
+                    found, _ = outputs_of(module(*args, **kwargs))
         finally:
             for hook in hooks:
                 hook.remove()
         calls = Counter(part for part, _ in self._seen)
         self.once = {part: result for part, result in self._seen if calls[part] == 1}
-        self.needs.append(self._flow.of(found.values()))
+        self.needs.append(self._flow.of(tensors(found)))
         self.needs = [need | self._flow.steering for need in self.needs]
 
     def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
             self._flow.add(one, frozenset([id(part)]))
-        self._seen.append((part, Result(leaves, structure)))
+        in_vmap = any(map(self._flow.is_wrapped, tensors(leaves)))  # for samples one by one
+        self._seen += [(part, Result(leaves, structure))] * (2 if in_vmap else 1)
         if id(part) not in self._ends:
             return None
         self.needs.append(self._flow.of(tensors(leaves)))
@@ -303,22 +306,9 @@ class _TrialRun:
         return tree_unflatten(fresh, structure)
 
 
-def called(module: nn.Module, buffers: Tensors, given: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors by name that the module with these buffers gives for these inputs."""
-    args, kwargs = arguments(given, options(module))
-    with having(module, buffers):
-        found, _ = outputs_of(module(*args, **kwargs))
-    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
-
-
-def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among these."""
-    return [one for one in values if isinstance(one, torch.Tensor)]
-
-
 def absent(
     shape: Sequence[int], kind: torch.dtype, device: torch.device | None = None
 ) -> torch.Tensor:
     """A tensor from which no result follows: of NaN if possible, in the memory of one number."""
     value = torch.nan if kind.is_floating_point or kind.is_complex else 0
-    return torch.full((), value, dtype=kind, device=device).expand(*shape)
+    return torch.full((), value, dtype=kind, device=device).expand(tuple(shape))

@@ -105,7 +105,7 @@ def layers(
                 tied[own] = owner
         layer.tied = tied
         layer.whole = None if found else module
-        layer.leaves.trained, layer.moving = own_names, moving
+        layer.trained_names, layer.moving = own_names, moving
         layer.plan = every.within(prefix)
         layer.experts = [one.removeprefix(prefix) for one in holders if one.startswith(prefix)]
         found[name] = layer

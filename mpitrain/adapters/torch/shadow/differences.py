@@ -25,7 +25,8 @@ _MIXES = (
 )
 _GRADIENT = (
     "the loss depends on it by another way than the outputs, as by a tensor that is kept "
-    "elsewhere, or the backward pass mixes samples or rests on a batch's norm"
+    "elsewhere, or the backward pass mixes samples, rests on a batch's norm, or is not linear "
+    "where the counts of the loss follow from outputs"
 )
 _STATE = "the module changes it more than once in a step, or not by this batch alone"
 _UPDATE = (

@@ -5,12 +5,13 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from math import nan
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
+from mpitrain.adapters.torch.checks.module_class import untouched
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
@@ -21,7 +22,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data import Samples
 from mpitrain.fields import fields, joined
 from mpitrain.nn.context import Context
-from mpitrain.objective import LossFunction, reduction_of
+from mpitrain.objective import reduction_of
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.optimizers import State
 from mpitrain.pipeline.stage import Stage
@@ -46,9 +47,9 @@ class Ours:
     def __init__(
         self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
     ) -> None:
-        self._parts = list(module.modules())
+        self._module = module
         inner = [part for layer in layers.values() for part in layer.module.modules()]
-        shared = [np, *self._parts, *inner, getattr(loss, "function", None)]
+        shared = [np, *module.modules(), *inner, getattr(loss, "function", None)]
         memo: dict[int, Any] = {id(one): one for one in shared}
         layers, self.loss = deepcopy((layers, loss), memo)
         self._layers, self._stage = layers, Stage([*layers.values()], names=[*layers])
@@ -78,17 +79,14 @@ class Ours:
 
     def compute(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
         """Loss, gradients, outputs and state; ``moved``: those of the latest step once more."""
-        before = [dict(vars(part)) for part in self._parts]
         if not moved:
             self._begun = {name: array.copy() for name, array in self.state.items()}
         context = replace(context, state=self._begun if moved else self.state)
         if moved:
             x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
             samples = replace(samples, inputs=joined(x))
-        try:
+        with untouched(self._module):
             return self._compute(samples, context)
-        finally:
-            become(self._parts, before)
 
     def _compute(self, samples: Samples, context: Context) -> Passed:
         apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
@@ -169,21 +167,18 @@ class Ours:
                 own.take_step(a, b, state, number, rate * group.rate, 1.0)
 
 
-def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, Any]]) -> None:
-    """Give parts of a module these attributes, and no others."""
-    for part, own in zip(parts, attributes, strict=True):
-        vars(part).clear()
-        vars(part).update(own)
-
-
 def judged(
-    loss: LossFunction, outputs: Sequence[Array], labels: Sequence[Array]
+    loss: Any, outputs: Sequence[Array], labels: Sequence[Array]
 ) -> tuple[float, list[Array], float]:
     """The loss of micro-batches, gradients by their outputs, and a factor on these."""
     divisor = 1.0 if reduction_of(loss) == "sum" else float(sum(one.size for one in labels))
-    if getattr(loss, "several", 0):
-        every: Any = np.concatenate(labels)
-        cast(Any, loss).shares = np.array(cast(Any, loss).counts(every)) / len(every)
+    several, kind = getattr(loss, "several", 0), next(iter(fields(outputs[0]).values())).dtype
+    if (several or reduction_of(loss) == "count") and getattr(loss, "is_counted", False):
+        counts = np.array(loss.counts(np.concatenate(labels), kind))
+        if several:
+            loss.shares = counts / sum(map(len, labels))
+        elif counts > 0:
+            divisor = float(counts[0])
     parts = [loss(y, t, divisor) for y, t in zip(outputs, labels, strict=True)]
     times = 1.0
     if len(parts[0]) > 2:

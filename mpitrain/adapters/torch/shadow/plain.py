@@ -15,14 +15,14 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     tensors_of,
 )
-from mpitrain.adapters.torch.checks.module_class import is_held
+from mpitrain.adapters.torch.checks.module_class import become, is_held
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.adapters.torch.modules.whole import trained
 from mpitrain.adapters.torch.shadow.differences import Passed, nudged
-from mpitrain.adapters.torch.shadow.ours import Source, become, judged
+from mpitrain.adapters.torch.shadow.ours import Source, judged
 from mpitrain.arrays import Array
 from mpitrain.data import Samples
 from mpitrain.fields import as_given, fields, joined

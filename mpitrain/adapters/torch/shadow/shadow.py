@@ -120,8 +120,10 @@ class Shadow:
             if self._refused(samples):  # few samples alone, as batch norm refuses a single value
                 return False
             raise
-        except MISFITS as error:
-            raise self._misfit(error, samples, run.dtype) from error
+        except Exception as error:  # the program's code may raise anything
+            if isinstance(error, MISFITS) or not self._refused(samples):
+                raise self._misfit(error, samples, run.dtype) from error
+            raise
         drawn, passed = ours.drawn(context), []
         if drawn and not context.keyed:
             raise TypeError("no copy draws the numbers of run.random = 'local'")
@@ -161,7 +163,7 @@ class Shadow:
         try:
             with self._plain.there():
                 self._plain.compute(samples, self._ours.loss, None, {})
-        except MISFITS as error:
+        except Exception as error:
             return error
         return None
 
