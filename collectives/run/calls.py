@@ -8,27 +8,30 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.calls.fast_path import nbytes_of
 from collectives.calls.methods.blocking import Blocking
 from collectives.calls.methods.derived import Nonblocking, Persistent
 from collectives.calls.methods.objects import Objects
-from collectives.run.record import CAME, WAITED, Records, nbytes_of
+from collectives.run.record import CAME, WAITED, Recorder
 
 _SENDS = "Send Ssend Bsend Rsend send ssend bsend Isend Issend Ibsend Irsend isend issend ibsend"
+_STARTED = "Send_init Ssend_init Bsend_init Rsend_init"
+_RECEIVES = "Recv recv Irecv irecv Recv_init"
+#: Calls whose time is all that is recorded.
+_ALONE = "Probe probe Mprobe mprobe Iprobe iprobe Create_group Create_intercomm Spawn"
 #: Places of ``dest`` and ``source`` among the arguments, ``status`` being two behind ``source``.
 _PLACES = {
-    **dict.fromkeys(f"{_SENDS} Send_init Ssend_init Bsend_init Rsend_init".split(), (1, 0)),
-    **dict.fromkeys("Recv recv Irecv irecv Recv_init".split(), (0, 1)),
+    **dict.fromkeys(_ALONE.split(), (0, 0)),
+    **dict.fromkeys(f"{_SENDS} {_STARTED}".split(), (1, 0)),
+    **dict.fromkeys(_RECEIVES.split(), (0, 1)),
     **{"Sendrecv": (1, 4), "sendrecv": (1, 4), "Sendrecv_replace": (1, 3)},
 }
-#: Calls whose time is all that is recorded.
-_ALONE = "Probe probe Mprobe mprobe Iprobe iprobe Create_group Create_intercomm Spawn".split()
-_MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph".split()
-_OURS = {name for name in vars(Blocking) if name[0].isupper()}
-_FORMS = [name for form in (Nonblocking, Persistent, Objects) for name in vars(form)]
-_NAMES = [*_OURS, *(name for name in _FORMS if name[0] != "_"), *_MADE, *_ALONE, *_PLACES]
+_MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
+_FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
+_NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
 _TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
-_WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome".split()
-_TESTS = [name.replace("Wait", "Test").replace("wait", "test") for name in _WAITS]
+_WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome"
+_TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
 
 
 class Numbers:
@@ -54,8 +57,6 @@ class Numbers:
 
     def of(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> list[int]:
         """Those of a call with these arguments."""
-        if name in _ALONE:
-            return []
         if name not in _PLACES:
             return [self.next()]
         (dest, source), found = _PLACES[name], []
@@ -71,15 +72,15 @@ class Numbers:
         return found
 
 
-def _source(given: tuple[Any, ...], named: dict[str, Any], place: int) -> int:
+def _source(given: tuple[Any, ...], named: dict[str, Any], place: int) -> Any:
     return given[place] if len(given) > place else named.get("source", MPI.ANY_SOURCE)
 
 
 class Watch:
     """Makes classes of communicators and requests whose calls are recorded."""
 
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.made: dict[tuple[int, ...], int] = {}
         self.kinds = {kind: self._request(kind) for kind in (MPI.Request, MPI.Prequest)}
 
@@ -87,7 +88,7 @@ class Watch:
         """A subclass of a communicator's class, also for what is made of it."""
         watch = self
 
-        class Watched(base):  # type: ignore[misc]
+        class Watched(base):
             numbers: Numbers | None = None
 
             def __new__(cls, comm: Any = None, *given: Any, **named: Any) -> Any:
@@ -99,8 +100,8 @@ class Watch:
             def __init_subclass__(cls) -> None:
                 watch._record(cls, _TOPOLOGY)  # of our own class for a grid or a graph
 
-        Watched.__module__, Watched.__qualname__ = base.__module__, base.__qualname__
-        Watched.__name__ = base.__name__
+        for name in ("__module__", "__qualname__", "__name__"):
+            setattr(Watched, name, getattr(base, name))
         self._record(Watched, _NAMES)
         return Watched
 
@@ -111,15 +112,15 @@ class Watch:
 
     def _method(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         """A method of a communicator.  A receive from any rank asks for its status."""
-        records, kinds, ours, later = self.records, self.kinds, name in _OURS, "_init" in name
-        source = _PLACES[name][1] if "ecv" in name and name in _PLACES else 0
-        source = 0 if name[0] in "Ii" or later else source
+        add, kinds, later = self.recorder.add, self.kinds, name.endswith("_init")
+        source = 0 if later or name[0] in "Ii" else _PLACES.get(name, (0, 0))[1]
+        ours = name in vars(Blocking)
 
         @wraps(method)
         def call(comm: Any, *given: Any, **named: Any) -> Any:
-            if source and len(given) <= source + 2 and named.get("status") is None:
-                if _source(given, named, source) == MPI.ANY_SOURCE:
-                    named["status"] = MPI.Status()
+            asks = source and len(given) <= source + 2 and named.get("status") is None
+            if asks and _source(given, named, source) == MPI.ANY_SOURCE:
+                named["status"] = MPI.Status()
             begun = perf_counter()
             found = method(comm, *given, **named)
             of = partial(comm.numbers.of, name, given, named) if comm.numbers else list
@@ -128,8 +129,11 @@ class Watch:
                 role, found = CAME, kind(found)
                 found.again, found.numbers = of, [] if later else of()
             numbers = of() if kind is None else found.numbers
-            site = records.own.add(sys._getframe(1), name, begun, numbers, role)
-            site.nbytes += nbytes_of((*given, *named.values()))
+            site = add(sys._getframe(1), name, begun, numbers, role)
+            for one in (*given[:2], *named.values()):
+                if nbytes := nbytes_of(one):
+                    site.nbytes += nbytes
+                    break
             if ours and (plan := comm.last_plan) is not None:
                 took = plan.algorithm, plan.reason
                 site.took[took] = site.took.get(took, 0) + 1
@@ -140,7 +144,7 @@ class Watch:
     def _request(self, kind: Any) -> Any:
         """A subclass of mpi4py's requests."""
         members: dict[str, Any] = {"__module__": kind.__module__, "numbers": [], "again": list}
-        for name in (*_WAITS, *_TESTS, "Start", "Startall"):
+        for name in f"{_WAITS} {_TESTS} Start Startall".split():
             if method := getattr(kind, name, None):
                 many = name.endswith(("all", "any", "some"))
                 call = self._completion(method, name, many)
@@ -149,7 +153,7 @@ class Watch:
 
     def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
         """Start, Wait, Test or another, of one request or of many."""
-        records, starts, ends = self.records, "Start" in name, name.lower() in ("wait", "waitall")
+        add, starts, ends = self.recorder.add, "Start" in name, name.lower() in ("wait", "waitall")
         role = CAME if starts else WAITED if name in _WAITS else 0
 
         @wraps(method)
@@ -165,7 +169,7 @@ class Watch:
                 if own and (starts or ends or not request):
                     numbers += own
                     request.numbers = own if starts else []
-            records.own.add(sys._getframe(1), name, begun, numbers, role)
+            add(sys._getframe(1), name, begun, numbers, role)
             return found
 
         return call
@@ -176,6 +180,3 @@ class _Kind(type):
 
     def __instancecheck__(cls, one: object) -> bool:
         return isinstance(one, cls.__mro__[1])
-
-    def __subclasscheck__(cls, other: type[Any]) -> bool:
-        return issubclass(other, cls.__mro__[1])

@@ -1,13 +1,12 @@
-"""The end of a profiled run: clocks are aligned, and rank 0 writes what all ranks bring."""
+"""A profiled run: clocks are aligned, and rank 0 writes at the end what all ranks bring."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 from mpi4py import MPI
 
-from collectives.run.record import MOST, Records, sample
+from collectives.run.record import MOST, Recorder, sample
 from collectives.run.report import write
 from collectives.run.waits import Ran
 
@@ -30,8 +29,7 @@ def ahead(comm: MPI.Intracomm) -> float:
                 comm.send(perf_counter(), rank)
             else:
                 there = perf_counter()
-                comm.send(None, 0)
-                theirs = comm.recv(source=0)
+                theirs = comm.sendrecv(None, 0, source=0)
                 back = perf_counter()
                 best = min(best, (back - there, (there + back) / 2 - theirs))
     return comm.allgather(best[1])[clocks.index(clocks[comm.rank])]
@@ -40,34 +38,24 @@ def ahead(comm: MPI.Intracomm) -> float:
 class Profile:
     """A run that is profiled.  The constructor is collective."""
 
-    def __init__(self, records: Records, file: str) -> None:
-        self.records, self.file = records, file
+    def __init__(self, recorder: Recorder, file: Path) -> None:
+        self.recorder, self.file = recorder, file
         self.comm = MPI.Intracomm(MPI.COMM_WORLD).Dup()
         self.zero = self.comm.bcast(perf_counter())
         self.begun, self.ahead = perf_counter(), ahead(self.comm)
 
     def finish(self) -> None:
         """Writes the profile; collective."""
-        comm, ended, recorders = self.comm, perf_counter(), self.records.every
+        comm, recorder, ended = self.comm, self.recorder, perf_counter()
         drift = (ahead(comm) - self.ahead) / (perf_counter() - self.begun)
-
-        def common(seconds: float) -> float:
-            return seconds - self.ahead - drift * (seconds - self.begun) - self.zero
-
-        ran = Ran(ended - self.begun, [], [])
-        for recorder in recorders:
-            first = len(ran.sites)
-            ran.sites.extend(replace(site, took={}) for site in recorder.sites.values())
-            ran.kept.extend(
-                one._replace(
-                    begun=common(one.begun), ended=common(one.ended), site=first + one.site
-                )
-                for one in recorder.kept
-            )
-        mask, kept = comm.allreduce(max(one.mask for one in recorders), MPI.MAX), ran.kept
+        kept, mask = recorder.kept, comm.allreduce(recorder.mask, MPI.MAX)
         while comm.allreduce(len(kept := sample(kept, mask))) > 10 * MOST:
             mask = 2 * mask + 1
-        ranks = comm.gather(ran._replace(kept=kept))
+        moved = []
+        for one in kept:
+            shift = self.zero + self.ahead + drift * (one.begun - self.begun)
+            moved.append(one._replace(begun=one.begun - shift, ended=one.ended - shift))
+        ranks = comm.gather(Ran(ended - self.begun, list(recorder.sites.values()), moved))
         if ranks is not None:
             print(write(ranks, self.file, mask.bit_length()), file=sys.stderr, flush=True)
         comm.Free()

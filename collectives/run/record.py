@@ -6,12 +6,11 @@ take as much memory as minutes.
 """
 
 import os
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 #: What a rank does in a call: it comes, for which others may wait; it waits for others.
 CAME, WAITED = 1, 2
@@ -48,7 +47,7 @@ class Site:
 
 
 class Recorder:
-    """What one thread has called."""
+    """What a rank has called, in all its threads."""
 
     def __init__(self) -> None:
         self.sites: dict[tuple[int, int], Site] = {}
@@ -70,7 +69,7 @@ class Recorder:
             site = self.sites[key] = Site(len(self.sites), where)
         site.calls += 1
         site.seconds += ended - begun
-        site.before += begun - self.last
+        site.before += max(0.0, begun - self.last)
         self.last = ended
         for number in numbers:
             if not number & self.mask:
@@ -81,26 +80,6 @@ class Recorder:
         return site
 
 
-class Records(threading.local):
-    """The recorder of this thread, and those of all threads."""
-
-    def __init__(self, every: list[Recorder]) -> None:
-        self.every, self.own = every, Recorder()
-        every.append(self.own)
-
-
 def sample(kept: Iterable[Kept], mask: int) -> list[Kept]:
     """The calls that are left in a sample."""
     return [one for one in kept if not one.number & mask]
-
-
-def nbytes_of(given: Iterable[Any]) -> int:
-    """Bytes of the first array among the arguments, as far as it says so itself."""
-    for one in given:
-        several = type(one) in (list, tuple) and one
-        items = one[0] if several else one
-        if (nbytes := getattr(items, "nbytes", None)) is not None:
-            if several and len(one) > 2 and type(one[1]) is int:
-                return min(int(nbytes), one[1] * getattr(items, "itemsize", 1))
-            return int(nbytes)
-    return 0

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from collectives.run.record import CAME, WAITED, Kept, Site
 
+#: A call: when it began and ended, its site's number, how long it waited, and for which rank.
+Wait = tuple[float, float, int, float, int]
+
 
 class Ran(NamedTuple):
     """What a rank brings: seconds, call sites by number, calls in the sample on rank 0's clock."""
@@ -18,23 +21,10 @@ class Ran(NamedTuple):
     kept: list[Kept]
 
 
-class Wait(NamedTuple):
-    """A call in the sample: when, at which site of its rank, how long it waited, and for whom."""
-
-    begun: float
-    ended: float
-    site: int
-    waited: float
-    late: int
-
-
 @dataclass
 class Cost:
-    """A call site on all ranks; lists have a value for each rank.
-
-    Attributes:
-        late: seconds that others waited there, by the rank that came last.
-    """
+    """A call site on all ranks: values by rank, and in ``late`` the seconds that others waited
+    there, by the rank that came last."""
 
     where: str
     calls: list[int]
@@ -58,7 +48,7 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
                 came[one.number].append((one.begun, rank))
     for arrivals in came.values():
         arrivals.sort()
-    found = []
+    found: list[list[Wait]] = []
     for rank, ran in enumerate(ranks):
         calls: dict[tuple[float, int], Wait] = {}
         for one in ran.kept:
@@ -69,8 +59,8 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
             if one.role & WAITED and place >= 0 and arrivals[place][0] > one.begun:
                 waited, late = arrivals[place][0] - one.begun, arrivals[place][1]
             key = one.begun, one.site
-            if key not in calls or waited > calls[key].waited:  # a Waitall has many numbers
-                calls[key] = Wait(one.begun, one.ended, one.site, waited, late)
+            if key not in calls or waited > calls[key][3]:  # a Waitall has many numbers
+                calls[key] = one.begun, one.ended, one.site, waited, late
         found.append(list(calls.values()))
     return found
 
@@ -80,19 +70,19 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
     that its calls in the sample do."""
     found: dict[str, Cost] = {}
     for rank, (ran, own) in enumerate(zip(ranks, waits)):
-        total: dict[int, float] = defaultdict(float)
-        for wait in own:
-            total[wait.site] += wait.ended - wait.begun
         for site in ran.sites:
             new = Cost(site.where, *([0] * len(ranks) for _ in range(5)))  # type: ignore[arg-type]
             cost = found.setdefault(site.where, new)
             for name in ("calls", "seconds", "nbytes", "before"):
                 getattr(cost, name)[rank] += getattr(site, name)
-        for wait in own:
-            site = ran.sites[wait.site]
-            waited = wait.waited * site.seconds / (total[wait.site] or 1.0)
+        total: dict[int, float] = defaultdict(float)
+        for begun, ended, number, *_ in own:
+            total[number] += ended - begun
+        for _, _, number, seconds, late in own:
+            site = ran.sites[number]
+            waited = seconds * site.seconds / (total[number] or 1.0)
             found[site.where].waited[rank] += waited
-            found[site.where].late[wait.late] += waited
+            found[site.where].late[late] += waited
         for one in ran.kept:
             found[ran.sites[one.site].where].is_message |= one.number < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
@@ -103,11 +93,7 @@ def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
     total = sum(ran.seconds for ran in ranks) or 1.0
     waited = sum(sum(cost.waited) for cost in costs)
     if waited < 0.05 * total:
-        spent = sum(sum(cost.seconds) for cost in costs) - waited
-        return (
-            f"No rank is waited for long: {waited / total:.0%} of all time is waiting, "
-            f"{spent / total:.0%} is communication."
-        )
+        return f"No rank is waited for long: {waited / total:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
     late = max(worst.late, key=lambda rank: worst.late[rank])
     if worst.is_message:
@@ -116,18 +102,18 @@ def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
-    loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}"
+    loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
     own, usual = _beside(worst, worst.before, late)
     if usual < 0.2 * own:
-        return f"Rank {late} works alone, a serial section: {loss}."
+        return f"Rank {late} works alone, a serial section: {loss}"
     for cost in costs:
         nbytes, typical = _beside(cost, cost.nbytes, late)
         if all(cost.calls) and typical and nbytes > 1.3 * typical:
             times = f"{nbytes / typical:.1f} times as much data"
-            return f"Rank {late} has {times} as the others in {cost.where}: {loss}."
+            return f"Rank {late} has {times} as the others in {cost.where}: {loss}"
     if own > 1.1 * usual:
-        return f"Rank {late} is slow, it computes {own / usual:.1f} times as long: {loss}."
-    return f"Rank {late} comes last: {loss}."
+        return f"Rank {late} is slow, it computes {own / usual:.1f} times as long: {loss}"
+    return f"Rank {late} comes last: {loss}"
 
 
 def _beside(cost: Cost, values: Sequence[float], late: int) -> tuple[float, float]:

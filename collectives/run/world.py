@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -12,7 +13,7 @@ from collectives.calls.methods.derived import Nonblocking, Persistent
 from collectives.communicator import Communicator
 
 
-class Intracomm(Communicator):  # type: ignore[misc]
+class Intracomm(Communicator):
     """Our blocking collectives; the nonblocking and persistent ones are mpi4py's own, as only its
     requests go into ``MPI.Request.Waitall``."""
 
@@ -30,36 +31,25 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
     Raises:
         LaunchError: a launcher has started more processes than MPI sees.
     """
-    kind: type[Any] = Intracomm
-    ends: list[Callable[[], None]] = []
-    if gains or profile:
-        from collectives.run.calls import Watch
-        from collectives.run.profile import Profile
-        from collectives.run.record import Records
-        from collectives.run.report import gains as table
+    if not (gains or profile):
+        module.COMM_WORLD = Intracomm(MPI.COMM_WORLD)
+        return
+    from collectives.run import calls, record, report
+    from collectives.run.profile import Profile
 
-        records = Records([])
-        watch = Watch(records)
-        kind = watch.communicator(Intracomm)
-        if gains and MPI.COMM_WORLD.rank == 0:
-            ends.append(
-                lambda: print(table(records.own.sites.values()), file=sys.stderr, flush=True)
-            )
-        if profile:
-            ends.append(Profile(records, os.path.abspath(profile)).finish)
-    module.COMM_WORLD = kind(MPI.COMM_WORLD)
+    recorder, ends = record.Recorder(), list[Callable[[], None]]()
+    watch = calls.Watch(recorder)
+    if gains and MPI.COMM_WORLD.rank == 0:
+        ends.append(lambda: print(report.gains(recorder.sites.values()), file=sys.stderr))
     if profile:
-        module.Request, module.Prequest = watch.kinds.values()
+        ends.append(Profile(recorder, Path(profile).absolute()).finish)
+    module.COMM_WORLD = watch.communicator(Intracomm)(MPI.COMM_WORLD)
+    module.Request, module.Prequest = watch.kinds.values()
     process, finalize = os.getpid(), module.Finalize
 
     def end() -> None:
         while ends and os.getpid() == process and not module.Is_finalized():
             ends.pop()()
 
-    def finalise() -> None:
-        end()
-        finalize()
-
-    if ends:
-        module.Finalize = finalise
-        atexit.register(end)
+    module.Finalize = lambda: (end(), finalize())[1]  # type: ignore[func-returns-value]
+    atexit.register(end)
