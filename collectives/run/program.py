@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -40,18 +40,12 @@ def main(given: Sequence[str]) -> int:
         prog="python -m collectives run",
         description="Runs a program of mpi4py, unchanged: MPI.COMM_WORLD, and what it splits, "
         "duplicates or arranges in a grid, has our collectives where they are faster.",
-        usage="mpirun -n RANKS %(prog)s [--gains] [--profile[=FILE]] (SCRIPT | -m MODULE) "
-        "[ARGUMENT ...]",
-        allow_abbrev=False,
+        usage="mpirun -n RANKS %(prog)s [--gains] [--profile[=FILE]] [-m] SCRIPT [ARGUMENT ...]",
     )
     gains = "at the end, print which algorithm each call site of rank 0 took, and why"
     parser.add_argument("--gains", action="store_true", help=gains)
-    parser.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="at the end, print who waited for whom, and write FILE.html, a timeline, and "
-        "FILE.json for Perfetto (profile)",
-    )
+    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
+    parser.add_argument("--profile", metavar="FILE", help=profile)
     add_program(parser)
     # Without "=", the next word is the script.
     own = next((n for n, word in enumerate(given) if not word.startswith("-")), len(given))
@@ -86,28 +80,27 @@ def main(given: Sequence[str]) -> int:
 def when_mpi_starts(begin: Callable[[Any], None]) -> None:
     """Calls ``begin`` with the module ``mpi4py.MPI`` once it is imported and MPI initialised."""
 
-    def started(module: Any, start: Callable[..., Any], *given: Any) -> Any:
-        found = start(*given)
-        begin(module)
-        return found
-
     def find(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != "mpi4py.MPI":
             return None
         sys.meta_path.remove(finder)
         spec: Any = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
+        load = spec.loader.exec_module
+        spec.loader.exec_module = partial(followed, load, loaded)
+        return cast(ModuleSpec, spec)
 
-        def load(module: Any) -> None:
-            execute(module)
-            if module.Is_initialized():
-                begin(module)
-            else:  # the program has switched mpi4py.rc.initialize off
-                module.Init = partial(started, module, module.Init)
-                module.Init_thread = partial(started, module, module.Init_thread)
+    def loaded(module: Any) -> None:
+        if module.Is_initialized():
+            begin(module)
+        else:  # the program has switched mpi4py.rc.initialize off
+            for name in ("Init", "Init_thread"):
+                start = getattr(module, name)
+                setattr(module, name, partial(followed, start, lambda *_: begin(module)))
 
-        spec.loader.exec_module = load
-        return spec
+    def followed(function: Callable[..., Any], then: Callable[..., None], *given: Any) -> Any:
+        found = function(*given)
+        then(*given)
+        return found
 
     finder: Any = SimpleNamespace(find_spec=find)
     sys.meta_path.insert(0, finder)

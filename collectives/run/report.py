@@ -70,20 +70,18 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
     text = f"{said}\n\n{times(spent)}\n\n{sites(found)}"
     if halved:
         text += f"\n\nwaits are those of a sample: 1 call in {1 << halved}"
-    calls = [
-        [[*wait[:2], ran.sites[wait[2]].where, *wait[3:]] for wait in own]
-        for ran, own in zip(ranks, waits)
-    ]
-    page = fill("collectives.run", "profile.html", said, {"text": text, "calls": calls})
-    replace(file.with_name(f"{file.name}.html"), page)
     events: list[dict[str, Any]] = []
-    for rank, own in enumerate(calls):
+    for rank, own in enumerate(waits):
         row = {"pid": 0, "tid": rank}
         events.append({**row, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}})
-        for begun, ended, where, waited, late in own:
-            for name, lasted in ((where, ended - begun), (f"waits for rank {late}", waited)):
-                if lasted:
-                    span = {"ph": "X", "name": name, "ts": 1e6 * begun, "dur": 1e6 * lasted}
-                    events.append({**row, **span})
-    replace(file.with_name(f"{file.name}.json"), json.dumps({"traceEvents": events}))
+        for begun, ended, site, waited, late in own:
+            spans = [(ranks[rank].sites[site].where, "communicating", ended - begun)]
+            spans += [(f"waits for rank {late}", "waiting", waited)] if waited else []
+            for name, kind, lasted in spans:
+                span = {"name": name, "cat": kind, "ts": 1e6 * begun, "dur": 1e6 * lasted}
+                events.append({**row, "ph": "X", **span})
+    data = {"traceEvents": events, "text": text}
+    page = fill("collectives.run", "profile.html", said, data)
+    replace(file.with_name(f"{file.name}.html"), page)
+    replace(file.with_name(f"{file.name}.json"), json.dumps(data))
     return f"{text}\n\n{file}.html has the timeline; https://ui.perfetto.dev opens {file}.json"

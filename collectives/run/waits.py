@@ -101,6 +101,9 @@ def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
         part = worst.waited[most] / ranks[most].seconds
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
+    if lost < 0.5 * waited:
+        part = waited / total
+        return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
     own, usual = _beside(worst, worst.before, late)
