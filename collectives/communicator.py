@@ -296,16 +296,12 @@ class Communicator(  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         """Copies keep the topology and the settings; those that every process has can be pickled.
-        One that stands in the place of ``MPI.COMM_WORLD`` or ``MPI.COMM_SELF`` is found by name.
 
         Raises:
             ValueError: another one is pickled.
         """
         from collectives.topologies import mpi_class
 
-        for name in ("COMM_WORLD", "COMM_SELF"):
-            if self is getattr(MPI, name):
-                return _constant, (name,)
         return type(self), (mpi_class(type(self))(self), *self._engine.settings)
 
     def Disconnect(self) -> None:
@@ -326,8 +322,3 @@ class Communicator(  # type: ignore[misc]
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:  # with one rank in trouble, a collective Free would hang
             self.close()
-
-
-def _constant(name: str) -> Any:
-    """What ``mpi4py.MPI`` has under this name."""
-    return getattr(MPI, name)

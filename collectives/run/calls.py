@@ -180,3 +180,6 @@ class _Kind(type):
 
     def __instancecheck__(cls, one: object) -> bool:
         return isinstance(one, cls.__mro__[1])
+
+    def __subclasscheck__(cls, kind: type[Any]) -> bool:
+        return issubclass(kind, cls.__mro__[1])

@@ -49,7 +49,7 @@ class Profile:
         comm, recorder, ended = self.comm, self.recorder, perf_counter()
         drift = (ahead(comm) - self.ahead) / (perf_counter() - self.begun)
         kept, mask = recorder.kept, comm.allreduce(recorder.mask, MPI.MAX)
-        while comm.allreduce(len(kept := sample(kept, mask))) > 10 * MOST:
+        while comm.allreduce(len(kept := sample(kept, mask))) > 3 * MOST:
             mask = 2 * mask + 1
         moved = []
         for one in kept:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
 #: What a rank does in a call: it comes, for which others may wait; it waits for others.
@@ -50,21 +50,20 @@ class Recorder:
     """What a rank has called, in all its threads."""
 
     def __init__(self) -> None:
-        self.sites: dict[tuple[int, int], Site] = {}
+        self.sites: dict[tuple[str, int, int, str], Site] = {}
         self.kept: list[Kept] = []
         self.mask, self.last = 0, perf_counter()
-        self._codes: list[CodeType] = []  # alive, so that no other one gets the number of one
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
     ) -> Site:
         """A call has ended."""
         ended = perf_counter()
-        key = id(frame.f_code), frame.f_lasti
+        code = frame.f_code
+        key = code.co_filename, code.co_firstlineno, frame.f_lasti, name
         site = self.sites.get(key)
         if site is None:
-            self._codes.append(frame.f_code)
-            file = frame.f_code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
+            file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             where = f"{name} at {file}:{frame.f_lineno}"
             site = self.sites[key] = Site(len(self.sites), where)
         site.calls += 1

@@ -11,6 +11,10 @@ from mpi4py import MPI
 
 from collectives.calls.methods.derived import Nonblocking, Persistent
 from collectives.communicator import Communicator
+from collectives.topologies import mpi_class
+
+#: mpi4py's own, which pickles of its copies look for in a module.
+COMM_WORLD = MPI.COMM_WORLD
 
 
 class Intracomm(Communicator):
@@ -18,6 +22,21 @@ class Intracomm(Communicator):
     requests go into ``MPI.Request.Waitall``."""
 
     __module__ = "mpi4py.MPI"  # by which petsc4py and others know a communicator
+
+    def free(self) -> None:
+        """As mpi4py's, whose constants stay."""
+        if self is not MPI.COMM_WORLD:
+            super().free()
+
+    def __reduce__(self) -> Any:
+        """As mpi4py's: a constant by its name, copies of it, and no other."""
+        if self is MPI.COMM_WORLD:
+            return _world, ()
+        return mpi_class(type(self))(self).__reduce__()
+
+
+def _world() -> MPI.Intracomm:
+    return MPI.COMM_WORLD
 
 
 for _name in (*vars(Nonblocking), *vars(Persistent)):
