@@ -127,7 +127,7 @@ class Watch:
             role, kind = CAME | WAITED, kinds.get(type(found))
             if kind is not None:
                 role, found = CAME, kind(found)
-                found.again, found.numbers = of, [] if later else of()
+                found.again, found.numbers = (of, []) if later else (list, of())
             numbers = of() if kind is None else found.numbers
             site = add(sys._getframe(1), name, begun, numbers, role)
             for one in (*given[:2], *named.values()):
