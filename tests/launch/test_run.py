@@ -19,7 +19,7 @@ import numpy as np
 world = MPI.COMM_WORLD
 assert MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 assert world is mpi4py.MPI.COMM_WORLD and type(world).__module__ == "mpi4py.MPI"
-assert type(world).__mro__[1].__module__.startswith("collectives") == OURS
+assert any("collectives" in kind.__module__ for kind in type(world).__mro__) == OURS
 assert pickle.loads(pickle.dumps(world)) is world and copy.copy(world) is world
 assert MPI.Comm.Compare(world, MPI.Intracomm(world)) == MPI.IDENT
 grid = world.Create_cart([world.size], periods=[True])
@@ -80,11 +80,10 @@ def test_an_unchanged_program_sees_mpi4py(tmp_path, options):
         f"done {program} --gains 3 __main__ {rank}" for rank in range(2)
     ]
     if options == ["--gains"]:
-        # The first call has no earlier one to gain on: either road is named with its reason.
-        assert "Allreduce at program.py:26: " in done.stderr
+        assert "Allreduce at program.py:22: " in done.stderr
     if options == ["--profile"]:
         assert done.stderr.count("computing  communicating  waiting") == 1
-        assert "Waitsome at program.py:52" in done.stderr
+        assert "Waitsome at program.py:45" in done.stderr
 
 
 ENDS = """
