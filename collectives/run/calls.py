@@ -26,6 +26,7 @@ _PLACES = {
     **dict.fromkeys(_RECEIVES.split(), (0, 1)),
     **{"Sendrecv": (1, 4), "sendrecv": (1, 4), "Sendrecv_replace": (1, 3)},
 }
+_PEERS = ("dest", "source")
 _MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
 _FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
 _NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
@@ -59,21 +60,21 @@ class Numbers:
         """Those of a call with these arguments."""
         if name not in _PLACES:
             return [self.next()]
-        (dest, source), found = _PLACES[name], []
-        if dest and (to := given[dest] if len(given) > dest else named["dest"]) >= 0:
-            found.append(self.next(self.own, to))
-        if source:
-            of = _source(given, named, source)
-            if of == MPI.ANY_SOURCE:
-                status = given[source + 2] if len(given) > source + 2 else named.get("status")
-                of = -1 if status is None else status.source
-            if of >= 0:
-                found.append(self.next(of, self.own))
-        return found
+        dest, source = (_peer(given, named, *each) for each in zip(_PLACES[name], _PEERS))
+        return [
+            self.next(*pair) for pair in ((self.own, dest), (source, self.own)) if min(pair) >= 0
+        ]
 
 
-def _source(given: tuple[Any, ...], named: dict[str, Any], place: int) -> Any:
-    return given[place] if len(given) > place else named.get("source", MPI.ANY_SOURCE)
+def _peer(given: tuple[Any, ...], named: dict[str, Any], place: int, name: str) -> Any:
+    """The rank that an argument names, or the status of a receive from any; below 0: none."""
+    if not place:
+        return -1
+    peer = given[place] if len(given) > place else named.get(name, MPI.ANY_SOURCE)
+    if peer == MPI.ANY_SOURCE:
+        status = given[place + 2] if len(given) > place + 2 else named.get("status")
+        return -1 if status is None else status.source
+    return peer
 
 
 class Watch:
@@ -111,15 +112,14 @@ class Watch:
                 setattr(cls, name, self._method(method, name))
 
     def _method(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A method of a communicator.  A receive from any rank asks for its status."""
+        """A method of a communicator; a receive has a status, which says who has sent."""
         add, kinds, later = self.recorder.add, self.kinds, name.endswith("_init")
         source = 0 if later or name[0] in "Ii" else _PLACES.get(name, (0, 0))[1]
         ours = name in vars(Blocking)
 
         @wraps(method)
         def call(comm: Any, *given: Any, **named: Any) -> Any:
-            asks = source and len(given) <= source + 2 and named.get("status") is None
-            if asks and _source(given, named, source) == MPI.ANY_SOURCE:
+            if source and len(given) <= source + 2 and named.get("status") is None:
                 named["status"] = MPI.Status()
             begun = perf_counter()
             found = method(comm, *given, **named)
@@ -130,13 +130,9 @@ class Watch:
                 found.again, found.numbers = (of, []) if later else (list, of())
             numbers = of() if kind is None else found.numbers
             site = add(sys._getframe(1), name, begun, numbers, role)
-            for one in (*given[:2], *named.values()):
-                if nbytes := nbytes_of(one):
-                    site.nbytes += nbytes
-                    break
+            site.nbytes += next(filter(None, map(nbytes_of, (*given[:2], *named.values()))), 0)
             if ours and (plan := comm.last_plan) is not None:
-                took = plan.algorithm, plan.reason
-                site.took[took] = site.took.get(took, 0) + 1
+                site.took[plan.algorithm, plan.reason] += 1
             return found
 
         return call

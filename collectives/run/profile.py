@@ -51,11 +51,10 @@ class Profile:
         kept, mask = recorder.kept, comm.allreduce(recorder.mask, MPI.MAX)
         while comm.allreduce(len(kept := sample(kept, mask))) > 3 * MOST:
             mask = 2 * mask + 1
-        moved = []
-        for one in kept:
+        for place, one in enumerate(kept):
             shift = self.zero + self.ahead + drift * (one.begun - self.begun)
-            moved.append(one._replace(begun=one.begun - shift, ended=one.ended - shift))
-        ranks = comm.gather(Ran(ended - self.begun, list(recorder.sites.values()), moved))
+            kept[place] = one._replace(begun=one.begun - shift, ended=one.ended - shift)
+        ranks = comm.gather(Ran(ended - self.begun, list(recorder.sites.values()), kept))
         if ranks is not None:
             print(write(ranks, self.file, mask.bit_length()), file=sys.stderr, flush=True)
         comm.Free()

@@ -6,6 +6,7 @@ take as much memory as minutes.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -43,7 +44,7 @@ class Site:
     seconds: float = 0.0
     nbytes: int = 0
     before: float = 0.0
-    took: dict[tuple[str, str], int] = field(default_factory=dict)
+    took: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Recorder:
