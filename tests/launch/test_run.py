@@ -99,6 +99,8 @@ rank = world.rank
 world.Barrier()
 {then}
 world.Barrier()
+if not {initialize}:
+    MPI.Finalize()
 """
 
 
