@@ -10,20 +10,17 @@ from collectives.run.record import MOST, Recorder, sample
 from collectives.run.report import write
 from collectives.run.waits import Ran
 
-#: Round trips to a rank of another machine.
-_TRIPS = 8
-
 
 def ahead(comm: MPI.Intracomm) -> float:
     """Seconds that this rank's clock is ahead of rank 0's; collective.
 
-    The fastest of some round trips bounds the error by half of itself (Cristian 1989).  Ranks of a
+    The fastest of eight round trips bounds the error by half of itself (Cristian 1989).  Ranks of a
     machine have one clock, and its first rank measures for all of them.
     """
     clocks = comm.allgather(Path("/proc/sys/kernel/random/boot_id").read_text())
     best = float("inf"), 0.0
     for rank in sorted({clocks.index(clock) for clock in clocks} - {0}):
-        for _ in range(_TRIPS if comm.rank in (0, rank) else 0):
+        for _ in range(8 if comm.rank in (0, rank) else 0):
             if comm.rank == 0:
                 comm.recv(source=rank)
                 comm.send(perf_counter(), rank)

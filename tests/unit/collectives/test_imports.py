@@ -95,7 +95,8 @@ FLOORS = (
     {"execution"},
     {"calls"},
     {"coded", "communicator", "phased", "shared_pool", "sparse", "sparse_vectors", "topologies"},
-    {"run", "torch"},
+    {"run"},
+    {"torch"},
     {"bench", "commands", "virtual"},
     {"__init__", "__main__"},
 )
