@@ -15,7 +15,8 @@ TESTS  ?= tests/unit tests/local tests/launch
 ROUNDS ?= 50
 # Of make test-full: drawn moments at which runs are killed, of each kind of fault.
 SWEEPS ?= 3
-# Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm.
+# Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm;
+# HOW=run: as unchanged programs.
 SIZES  ?= 1,2,3,4,5,7,8
 # Of make torch-tests: the backend, the name that it has there, and the ranks.
 SUITE  ?= --as gloo -n 2
@@ -147,7 +148,7 @@ wheel-check: install
 	$(BIN)/python -m tests.wheel
 
 conformance: install
-	$(BIN)/python -m tests.conformance --sizes $(SIZES) $(MODULES:%=--modules %)
+	$(BIN)/python -m tests.conformance --sizes $(SIZES) $(MODULES:%=--modules %) $(HOW:%=--how %)
 
 # Under Gloo's name on 2 ranks, and as "mpi" on 3, as PyTorch gates tests by the backend's name.
 torch-tests: install

@@ -7,10 +7,14 @@ from collectives.about import program
 from collectives.commands import bench, explore, models, schedules, tune
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
+from collectives.run import program as run
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"]:  # its errors are the program's
+        return run.main(given[1:])
     parser = argparse.ArgumentParser(
         prog=program("collectives"),
         description="Collective algorithms over MPI: list, prove, draw and simulate them without "
@@ -25,9 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     bench.add(commands)
     models.add(commands)
     tune.add(commands)
+    commands.add_parser("run", help="run a program of mpi4py, unchanged, on our collectives")
     try:
         with while_read():
-            options = parsed(parser, arguments)
+            options = parsed(parser, given)
             return options.run(options)
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)

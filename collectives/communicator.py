@@ -1,6 +1,5 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -266,20 +265,6 @@ class Communicator(  # type: ignore[misc]
         """
         with self._engine.changing_memory("empty"):
             return self._engine.resources.empty(shape, dtype, memory)
-
-    def share(self, array: Any) -> Any:
-        """Returns the array as it is.
-
-        Deprecated: it moved arrays into memory of the node.  Collectives on ordinary arrays need
-        nothing of the kind; :meth:`empty` is for arrays that a loop reduces again and again.
-        """
-        warnings.warn(
-            "Communicator.share does nothing and will go: collectives on ordinary arrays are fast; "
-            "leave it out, or make arrays that a loop reduces again and again by comm.empty",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return array
 
     def Revoke(self) -> None:
         """After a rank has died (ULFM): nobody waits in this communicator any more."""

@@ -45,18 +45,18 @@ def fetch(folder: Path) -> Path:
     return folder / name / "test"
 
 
-def on_this_rank(tests: Path, module: str, plain: bool) -> int:
+def on_this_rank(tests: Path, module: str, how: str) -> int:
     """Runs one module on all ranks; rank 0 prints how many tests ran, and which ones failed."""
     from mpi4py import MPI
 
-    if not plain:
+    if how == "ours":
         from collectives import Communicator
 
         world, alone = Communicator(MPI.COMM_WORLD), Communicator(MPI.COMM_SELF)
         MPI.COMM_WORLD, MPI.COMM_SELF = world, alone  # type: ignore[misc]
     sys.path.insert(0, str(tests))
     suite = unittest.defaultTestLoader.loadTestsFromName(module)
-    if not plain and (of_topologies := getattr(sys.modules[module], "BaseTestTopo", None)):
+    if how != "plain" and (of_topologies := getattr(sys.modules[module], "BaseTestTopo", None)):
         # It asks MPI.Comm for the class of a handle, which knows those of mpi4py.
         of_topologies.checkHandle = lambda test, comm: None
     with open(os.devnull, "w") as quiet:
@@ -69,11 +69,13 @@ def on_this_rank(tests: Path, module: str, plain: bool) -> int:
     return 0
 
 
-def run(tests: Path, module: str, size: int, plain: bool) -> tuple[int, dict[str, str]]:
+def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, str]]:
     """How many tests ran on each of ``size`` ranks, and what failed, with its traceback."""
     launcher = os.environ.get("MPIEXEC", "mpiexec")
-    command = [launcher, "-n", str(size), sys.executable, "-m", "tests.conformance"]
-    command += ["--tests", str(tests), "--module", module, *(["--plain"] if plain else [])]
+    command = [launcher, "-n", str(size), sys.executable, "-m"]
+    if how != "ours" and how != "plain":
+        command += ["collectives", *how.split(), "-m"]
+    command += ["tests.conformance", "--tests", str(tests), "--module", module, "--how", how]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         ran, failed = json.loads(done.stdout.splitlines()[-1])
@@ -91,10 +93,15 @@ def main() -> int:
     parser.add_argument("--modules", default=MODULES, help="without test_; default: all")
     parser.add_argument("--tests", type=Path, help="mpi4py's folder of tests; default: fetched")
     parser.add_argument("--module", help=argparse.SUPPRESS)
-    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--how",
+        default="ours",
+        help="ours in the place of the constants; or 'run', 'run --profile=/tmp/conformance/run': "
+        "as unchanged programs; or plain",
+    )
     options = parser.parse_args()
     if options.module:
-        return on_this_rank(options.tests, options.module, options.plain)
+        return on_this_rank(options.tests, options.module, options.how)
     folder = Path(tempfile.gettempdir()) / "conformance"
     folder.mkdir(exist_ok=True)
     try:
@@ -109,10 +116,10 @@ def main() -> int:
     for name in options.modules.split(","):
         module = f"test_{name.removeprefix('test_')}"
         for size in map(int, options.sizes.split(",")):
-            ran, failed = run(tests, module, size, plain=False)
-            for test in OF_CONSTANTS:
+            ran, failed = run(tests, module, size, options.how)
+            for test in OF_CONSTANTS if options.how == "ours" else ():
                 failed.pop(test, None)
-            known = run(tests, module, size, plain=True)[1] if failed else None
+            known = run(tests, module, size, "plain")[1] if failed else None
             plain = "-" if known is None else len(known)
             print(f"| {module} | {size} | {ran} | {len(failed)} | {plain} |", flush=True)
             for test in failed.keys() - (known or {}).keys():

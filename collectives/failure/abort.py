@@ -51,8 +51,8 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if os.getpid() != own:
-            raise  # a child that a program has forked is no rank
+        if os.getpid() != own or MPI.Is_finalized():
+            raise  # a child that a program has forked is no rank; nobody waits after Finalize
         if comm.size == 1 or (isinstance(error, SystemExit) and error.code in (None, 0)):
             raise
         end_job(comm, error)

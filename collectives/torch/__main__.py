@@ -2,8 +2,8 @@
 
 import argparse
 import os
-import runpy
-import sys
+
+from collectives.run.program import add_program, run_program
 
 
 def main() -> None:
@@ -13,9 +13,7 @@ def main() -> None:
         usage="mpirun -n RANKS %(prog)s [--explain] (SCRIPT | -m MODULE) [ARGUMENT ...]",
     )
     parser.add_argument("--explain", action="store_true", help="print what is changed in torch")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument("script", metavar="SCRIPT", help="file that is run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    add_program(parser)
     given = parser.parse_args()
     if not given.module and not os.path.isfile(given.script):
         parser.error(f"there is no file {given.script}")
@@ -37,13 +35,8 @@ def main() -> None:
     changes = take_over() + name_ranks()
     if given.explain and MPI.COMM_WORLD.rank == 0:
         print(*changes, sep="\n", flush=True)
-    sys.argv = [given.script, *given.arguments]
     with abort_on_exception(MPI.COMM_WORLD):
-        if given.module:
-            runpy.run_module(given.script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.abspath(given.script))
-            runpy.run_path(given.script, run_name="__main__")
+        run_program(given)
 
 
 def name_ranks() -> list[str]:

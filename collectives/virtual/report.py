@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from collectives.failure.history import call_site
+from collectives.run.report import times as table
 from collectives.virtual.rank import Rank
 
 
@@ -27,12 +28,7 @@ def deadlock(ranks: Sequence[Rank]) -> str:
 
 def times(ranks: Sequence[Rank]) -> str:
     """The seconds of each rank, and its shares of computing, communicating and waiting."""
-    lines = ["  rank    seconds  computing  communicating  waiting"]
-    for rank in ranks:
-        total = sum(rank.spent.values())
-        shares = [seconds / (total or 1.0) for seconds in rank.spent.values()]
-        told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
-        lines.append(f"{rank.number:6} {total:10.6f} {told}")
+    told = table([rank.spent for rank in ranks])
     if ranks[0].cluster.measures:
-        lines.append("computing is CPU time here: one rank's noise is what the others wait for")
-    return "\n".join(lines)
+        told += "\ncomputing is CPU time here: one rank's noise is what the others wait for"
+    return told

@@ -23,7 +23,7 @@ REGISTRIES = (collectives.extras, mpitrain.extras)
 FOLDERS = tuple(
     f"{package}.{folder}."
     for package, folders in {
-        "collectives": "analysis bench compile torch virtual",
+        "collectives": "analysis bench compile run torch virtual",
         "mpitrain": "adapters certify compress doctor federated report search server sync",
     }.items()
     for folder in folders.split()

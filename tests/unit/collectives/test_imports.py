@@ -95,6 +95,7 @@ FLOORS = (
     {"execution"},
     {"calls"},
     {"coded", "communicator", "phased", "shared_pool", "sparse", "sparse_vectors", "topologies"},
+    {"run"},
     {"torch"},
     {"bench", "commands", "virtual"},
     {"__init__", "__main__"},

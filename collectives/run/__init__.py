@@ -1,0 +1,1 @@
+"""``python -m collectives run``: an unchanged program of mpi4py on our communicator."""

@@ -1,0 +1,181 @@
+"""The methods of communicators and requests whose calls are recorded."""
+
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from time import perf_counter
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.calls.fast_path import nbytes_of
+from collectives.calls.methods.blocking import Blocking
+from collectives.calls.methods.derived import Nonblocking, Persistent
+from collectives.calls.methods.objects import Objects
+from collectives.run.record import CAME, WAITED, Recorder
+
+_SENDS = "Send Ssend Bsend Rsend send ssend bsend Isend Issend Ibsend Irsend isend issend ibsend"
+_STARTED = "Send_init Ssend_init Bsend_init Rsend_init"
+_RECEIVES = "Recv recv Irecv irecv Recv_init"
+#: Calls whose time is all that is recorded.
+_ALONE = "Probe probe Mprobe mprobe Iprobe iprobe Create_group Create_intercomm Spawn"
+#: Places of ``dest`` and ``source`` among the arguments, ``status`` being two behind ``source``.
+_PLACES = {
+    **dict.fromkeys(_ALONE.split(), (0, 0)),
+    **dict.fromkeys(f"{_SENDS} {_STARTED}".split(), (1, 0)),
+    **dict.fromkeys(_RECEIVES.split(), (0, 1)),
+    **{"Sendrecv": (1, 4), "sendrecv": (1, 4), "Sendrecv_replace": (1, 3)},
+}
+_PEERS = ("dest", "source")
+_MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
+_FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
+_NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
+_TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
+_WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome"
+_TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
+
+
+class Numbers:
+    """Numbers of the calls on a communicator, which all its ranks find alike.
+
+    A message's is below 0; it is the first, second, ... of two ranks, whatever its tag.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> None:
+        group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        members = tuple(group.Translate_ranks(None, world))
+        group.Free()
+        world.Free()
+        made[members] = made.get(members, 0) + 1
+        self.name, self.own = hash((made[members], *members)), comm.rank
+        self.turns: dict[tuple[int, ...], int] = {}
+
+    def next(self, *pair: int) -> int:
+        """That of the next call of all ranks, or of the next message of two."""
+        self.turns[pair] = turn = self.turns.get(pair, 0) + 1
+        number = abs(hash((self.name, *pair, turn)))
+        return ~number if pair else number
+
+    def of(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> list[int]:
+        """Those of a call with these arguments."""
+        if name not in _PLACES:
+            return [self.next()]
+        dest, source = (_peer(given, named, *each) for each in zip(_PLACES[name], _PEERS))
+        return [
+            self.next(*pair) for pair in ((self.own, dest), (source, self.own)) if min(pair) >= 0
+        ]
+
+
+def _peer(given: tuple[Any, ...], named: dict[str, Any], place: int, name: str) -> Any:
+    """The rank that an argument names, or the status of a receive from any; below 0: none."""
+    if not place:
+        return -1
+    peer = given[place] if len(given) > place else named.get(name, MPI.ANY_SOURCE)
+    if peer == MPI.ANY_SOURCE:
+        status = given[place + 2] if len(given) > place + 2 else named.get("status")
+        return -1 if status is None else status.source
+    return peer
+
+
+class Watch:
+    """Makes classes of communicators and requests whose calls are recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.made: dict[tuple[int, ...], int] = {}
+        self.kinds = {kind: self._request(kind) for kind in (MPI.Request, MPI.Prequest)}
+
+    def communicator(self, base: type[Any]) -> type[Any]:
+        """A subclass of a communicator's class, also for what is made of it."""
+        watch = self
+
+        class Watched(base):
+            numbers: Numbers | None = None
+
+            def __new__(cls, comm: Any = None, *given: Any, **named: Any) -> Any:
+                own: Any = base.__new__(cls, comm, *given, **named)
+                if comm is not None and comm != MPI.COMM_NULL:
+                    own.numbers = Numbers(own, watch.made)
+                return own
+
+            def __init_subclass__(cls) -> None:
+                watch._record(cls, _TOPOLOGY)  # of our own class for a grid or a graph
+
+        for name in ("__module__", "__qualname__", "__name__"):
+            setattr(Watched, name, getattr(base, name))
+        self._record(Watched, _NAMES)
+        return Watched
+
+    def _record(self, cls: type[Any], names: list[str]) -> None:
+        for name in names:
+            if (method := getattr(cls, name, None)) is not None:
+                setattr(cls, name, self._method(method, name))
+
+    def _method(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A method of a communicator; a receive has a status, which says who has sent."""
+        add, kinds, later = self.recorder.add, self.kinds, name.endswith("_init")
+        source = 0 if later or name[0] in "Ii" else _PLACES.get(name, (0, 0))[1]
+        ours = name in vars(Blocking)
+
+        @wraps(method)
+        def call(comm: Any, *given: Any, **named: Any) -> Any:
+            if source and len(given) <= source + 2 and named.get("status") is None:
+                named["status"] = MPI.Status()
+            begun = perf_counter()
+            found = method(comm, *given, **named)
+            of = partial(comm.numbers.of, name, given, named) if comm.numbers else list
+            role, kind = CAME | WAITED, kinds.get(type(found))
+            if kind is not None:
+                role, found = CAME, kind(found)
+                found.again, found.numbers = (of, []) if later else (list, of())
+            numbers = of() if kind is None else found.numbers
+            site = add(sys._getframe(1), name, begun, numbers, role)
+            site.nbytes += next(filter(None, map(nbytes_of, (*given[:2], *named.values()))), 0)
+            if ours and (plan := comm.last_plan) is not None:
+                site.took[plan.algorithm, plan.reason] += 1
+            return found
+
+        return call
+
+    def _request(self, kind: Any) -> Any:
+        """A subclass of mpi4py's requests."""
+        members: dict[str, Any] = {"__module__": kind.__module__, "numbers": [], "again": list}
+        for name in f"{_WAITS} {_TESTS} Start Startall".split():
+            if method := getattr(kind, name, None):
+                many = name.endswith(("all", "any", "some"))
+                call = self._completion(method, name, many)
+                members[name] = staticmethod(call) if many else call
+        return _Kind(kind.__name__, (kind,), members)
+
+    def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
+        """Start, Wait, Test or another, of one request or of many."""
+        add, starts, ends = self.recorder.add, "Start" in name, name.lower() in ("wait", "waitall")
+        role = CAME if starts else WAITED if name in _WAITS else 0
+
+        @wraps(method)
+        def call(*given: Any, **named: Any) -> Any:
+            begun = perf_counter()
+            found = method(*given, **named)
+            numbers: list[int] = []
+            requests = given[0] if given else named["requests"]
+            for request in requests if many else (requests,):
+                if starts and hasattr(request, "again"):
+                    request.numbers = request.again()
+                own = getattr(request, "numbers", ())
+                if own and (starts or ends or not request):
+                    numbers += own
+                    request.numbers = own if starts else []
+            add(sys._getframe(1), name, begun, numbers, role)
+            return found
+
+        return call
+
+
+class _Kind(type):
+    """Class of requests; those of mpi4py's own, as of files, are instances as well."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, cls.__mro__[1])
+
+    def __subclasscheck__(cls, kind: type[Any]) -> bool:
+        return issubclass(kind, cls.__mro__[1])

@@ -1,0 +1,85 @@
+"""Record of a rank's calls: sums by call site, and a sample of single calls.
+
+A call of several ranks has a number that all of them find alone.  Which calls are kept depends on
+the number, so all ranks keep the same ones, and a full sample is halved by one bit more of it: days
+take as much memory as minutes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import FrameType
+from typing import NamedTuple
+
+#: What a rank does in a call: it comes, for which others may wait; it waits for others.
+CAME, WAITED = 1, 2
+#: Single calls that a rank keeps: some 3 MB.
+MOST = 20_000
+
+
+class Kept(NamedTuple):
+    """A single call: its number, seconds of a clock, number of its call site, role."""
+
+    number: int
+    begun: float
+    ended: float
+    site: int
+    role: int
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """Calls of a method from one place of the program.
+
+    Attributes:
+        before: seconds between the end of the last call of any site and these calls.
+        took: number of calls by algorithm and reason, where they can be ours.
+    """
+
+    number: int
+    where: str
+    calls: int = 0
+    seconds: float = 0.0
+    nbytes: int = 0
+    before: float = 0.0
+    took: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class Recorder:
+    """What a rank has called, in all its threads."""
+
+    def __init__(self) -> None:
+        self.sites: dict[tuple[str, int, int, str], Site] = {}
+        self.kept: list[Kept] = []
+        self.mask, self.last = 0, perf_counter()
+
+    def add(
+        self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
+    ) -> Site:
+        """A call has ended."""
+        ended = perf_counter()
+        code = frame.f_code
+        key = code.co_filename, code.co_firstlineno, frame.f_lasti, name
+        site = self.sites.get(key)
+        if site is None:
+            file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
+            where = f"{name} at {file}:{frame.f_lineno}"
+            site = self.sites[key] = Site(len(self.sites), where)
+        site.calls += 1
+        site.seconds += ended - begun
+        site.before += max(0.0, begun - self.last)
+        self.last = ended
+        for number in numbers:
+            if not number & self.mask:
+                self.kept.append(Kept(number, begun, ended, site.number, role))
+        if len(self.kept) > MOST:
+            self.mask = 2 * self.mask + 1
+            self.kept = sample(self.kept, self.mask)
+        return site
+
+
+def sample(kept: Iterable[Kept], mask: int) -> list[Kept]:
+    """The calls that are left in a sample."""
+    return [one for one in kept if not one.number & mask]

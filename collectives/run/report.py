@@ -1,0 +1,87 @@
+"""Tables, page and trace of a run, as ranks have spent their time."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collectives.analysis.page import fill
+from collectives.files import replace
+from collectives.run.record import Site
+from collectives.run.waits import Cost, Ran, costs, finding, sampled
+
+#: Lines of a table.
+_MOST = 24
+
+
+def times(spent: Sequence[Mapping[str, float]]) -> str:
+    """The seconds of each rank, and its shares of computing, communicating and waiting; of many
+    ranks, those that compute longest."""
+    lines = ["  rank    seconds  computing  communicating  waiting"]
+    order = sorted(range(len(spent)), key=lambda rank: -spent[rank]["computing"])
+    for rank in sorted(order[:_MOST]):
+        total = sum(spent[rank].values())
+        shares = [seconds / (total or 1.0) for seconds in spent[rank].values()]
+        told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
+        lines.append(f"{rank:6} {total:10.6f} {told}")
+    return "\n".join(lines)
+
+
+def sites(found: Sequence[Cost]) -> str:
+    """The call sites that cost most; seconds are sums over the ranks."""
+    lines = ["    calls      bytes  mean ms   seconds  waiting  slowest rank   comes last   call"]
+    for cost in found[:_MOST]:
+        calls, seconds, waited = sum(cost.calls), sum(cost.seconds), sum(cost.waited)
+        slow = max(range(len(cost.seconds)), key=lambda rank: cost.seconds[rank])
+        late = max(cost.late, key=lambda rank: cost.late[rank], default=-1)
+        last = f"{late} ({cost.late[late] / waited:.0%})" if waited > 0.01 * seconds else "-"
+        lines.append(
+            f"{calls:9} {sum(cost.nbytes):10.3g} {1e3 * seconds / calls:8.3f} {seconds:9.3f} "
+            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3g} s)':13}  "
+            f"{last:10}   {cost.where}"
+        )
+    return "\n".join(lines)
+
+
+def gains(found: Iterable[Site]) -> str:
+    """Which algorithm each collective of this rank took, call site by call site."""
+    lines = ["    calls      bytes  call, algorithm and why"]
+    for site in sorted(found, key=lambda site: -site.nbytes):
+        for (algorithm, why), calls in site.took.items():
+            nbytes = site.nbytes * calls / site.calls
+            lines.append(f"{calls:9} {nbytes:10.3g}  {site.where}: {algorithm} ({why})")
+    return "\n".join(lines)
+
+
+def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
+    """Writes ``file.html`` and ``file.json``, a Chrome trace; returns what is printed.
+
+    Args:
+        halved: how often the sample was halved.
+    """
+    waits = sampled(ranks)
+    found = costs(ranks, waits)
+    spent = []
+    for rank, ran in enumerate(ranks):
+        inside, waiting = sum(c.seconds[rank] for c in found), sum(c.waited[rank] for c in found)
+        kinds = {"computing": max(0.0, ran.seconds - inside), "communicating": inside - waiting}
+        spent.append({**kinds, "waiting": waiting})
+    said = finding(ranks, found)
+    text = f"{said}\n\n{times(spent)}\n\n{sites(found)}"
+    if halved:
+        text += f"\n\nwaits are those of a sample: 1 call in {1 << halved}"
+    events: list[dict[str, Any]] = []
+    for rank, own in enumerate(waits):
+        row = {"pid": 0, "tid": rank}
+        events.append({**row, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}})
+        for begun, ended, site, waited, late in own:
+            spans = [(ranks[rank].sites[site].where, "communicating", ended - begun)]
+            spans += [(f"waits for rank {late}", "waiting", waited)] if waited else []
+            for name, kind, lasted in spans:
+                span = {"name": name, "cat": kind, "ts": 1e6 * begun, "dur": 1e6 * lasted}
+                events.append({**row, "ph": "X", **span})
+    data = {"traceEvents": events, "text": text}
+    page = fill("collectives.run", "profile.html", said, data)
+    replace(file.with_name(f"{file.name}.html"), page)
+    replace(file.with_name(f"{file.name}.json"), json.dumps(data))
+    return f"{text}\n\n{file}.html has the timeline; https://ui.perfetto.dev opens {file}.json"
