@@ -154,6 +154,13 @@ def test_a_loss_has_the_numbers_of_torchs_own_loop(comm, folder, name):
         assert_same(steps_of(trainer), torchs_own(trainer, loss, clip))
 
 
+LAYOUTS = {
+    "micro-batches": {"micro_batches": 3},
+    "zero 3": {"parallel": {"zero": 3}},
+    "codec": {"compress": {"codec": "topk:keep=1.0", "least": 1}, "parallel": {"zero": 1}},
+}
+
+
 class Clamped(torch.nn.Linear):
     """Its backward pass is not linear."""
 
