@@ -226,7 +226,7 @@ FAULTS = [
         "taken, rate = self.steps, lr * group.rate",
     ),
     Fault(
-        "loss scale: it is doubled after each good step", "tests/mpi/mpitrain/test_training.py",
+        "loss scale: it is doubled after each good step", "tests/unit/mpitrain/test_loss.py",
         "mpitrain/step/precision.py",
         "self.good_steps % self._window == 0",
         "self.good_steps % 1 == 0",

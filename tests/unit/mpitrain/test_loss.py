@@ -8,6 +8,7 @@ from scipy.special import log_softmax
 from mpitrain.group import TensorGroup
 from mpitrain.objective import CrossEntropy
 from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
+from mpitrain.step.precision import LossScale
 
 
 def softmax_cross_entropy(scores, labels, divisor, smoothing=0.0):
@@ -117,3 +118,14 @@ def test_what_does_not_fit_is_refused(loss, outputs, labels, kind, message):
     CrossEntropy(TensorGroup(), 3).expect((5, 3), (5,), np.dtype("u1"))
     MeanSquaredError().expect((1,), (), np.dtype("f4"))
     BinaryCrossEntropy().expect((2, 2), (2, 2), np.dtype("i8"))
+
+
+def test_the_scale_is_doubled_after_so_many_good_steps():
+    scale = LossScale(8.0, 3, enabled=True)
+    found = []
+    for _ in range(6):
+        scale.went_well()
+        found.append(scale.value)
+    assert found == [8, 8, 16, 16, 16, 32]
+    scale.overflowed()
+    assert (scale.value, scale.good_steps) == (16, 0)
