@@ -18,15 +18,12 @@ from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
 
 
 class GlobalGradient:
-    """The gradient of a step, spread over the stores of all ranks, after its reduction.
-
-    Attributes:
-        ranks: those that share one gradient: all, or those of this rank's worker.
-    """
+    """The gradient of a step, spread over the stores of all ranks, after its reduction."""
 
     def __init__(
         self, grid: ProcessGrid, store: Store, ranks: Communicator, device: Device = HOST
     ) -> None:
+        """``ranks``: those that share one gradient: all, or those of this rank's worker."""
         self._grid, self._store, self.ranks, self._device = grid, store, ranks, device
         self._names: list[str] | None = None
 

@@ -139,13 +139,13 @@ def _is_alone_as(call: Call, whole: Tensors, row: int) -> bool:
     one = slice(row, row + 1)
     try:
         found = call.of(one).tried(loud=True)
-        wanted = {name: part[one] for name, part in _of_samples(whole).items()}
-        return alike(wanted, _of_samples(found))
+        wanted = {name: part[one] for name, part in of_samples(whole).items()}
+        return alike(wanted, of_samples(found))
     except MISFITS:  # a single number has no samples
         return False
 
 
-def _of_samples(results: Tensors) -> Tensors:
+def of_samples(results: Tensors) -> Tensors:
     """Results but for the module's own loss."""
     return {name: part.detach() for name, part in results.items() if name not in (LOSS, COUNT)}
 

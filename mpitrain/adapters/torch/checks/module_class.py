@@ -130,9 +130,9 @@ def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, A
 
 
 @contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """The attributes and modes of a module, and all generators, are as before after this block."""
-    parts = list(module.modules())
+def untouched(*modules: torch.nn.Module) -> Iterator[None]:
+    """The attributes and modes of modules, and all generators, are as before after this block."""
+    parts = [part for module in modules for part in module.modules()]
     before = [dict(vars(part)) for part in parts]
     try:
         with kept_generators():

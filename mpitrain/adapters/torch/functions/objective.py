@@ -273,8 +273,7 @@ class TorchLoss(EqualWeights):
             ) from refused
         two = joined(zeros(2, labels, kind))
         self.is_counted = not np.isnan(self.counts(two, str(wide)[6:])).any()
-        if self.several and not self.is_counted:
-            wrong = _BY_OUTPUTS
+        wrong = _BY_OUTPUTS if self.several and not self.is_counted else wrong
         if wrong:
             raise ValueError(f"{name_of(self.function)} {wrong}")
         self._lent.learn(found.total)

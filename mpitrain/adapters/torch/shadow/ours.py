@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
+from mpitrain.adapters.torch.checks.module import of_samples
 from mpitrain.adapters.torch.checks.module_class import untouched
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
 from mpitrain.adapters.torch.modules.drawing import Drawing
@@ -47,7 +48,7 @@ class Ours:
     def __init__(
         self, module: torch.nn.Module, layers: Mapping[str, TorchLayer], loss: Any, dtype: str
     ) -> None:
-        self._module = module
+        self._modules = [module, *(layer.module for layer in layers.values())]
         inner = [part for layer in layers.values() for part in layer.module.modules()]
         shared = [np, *module.modules(), *inner, getattr(loss, "function", None)]
         memo: dict[int, Any] = {id(one): one for one in shared}
@@ -85,11 +86,12 @@ class Ours:
         if moved:
             x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
             samples = replace(samples, inputs=joined(x))
-        with untouched(self._module):
-            return self._compute(samples, context)
+        with untouched(*self._modules):
+            apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
+        with untouched(*self._modules):
+            return self._compute(samples, context, apart)
 
-    def _compute(self, samples: Samples, context: Context) -> Passed:
-        apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
+    def _compute(self, samples: Samples, context: Context, apart: Sequence[Tensors]) -> Passed:
         cuts = self.cuts(len(samples))
         ys, saved = zip(*self._forward(samples.inputs, context, cuts), strict=True)
         value, dys, times = judged(self.loss, ys, [samples.labels[rows] for rows in cuts])
@@ -124,7 +126,7 @@ class Ours:
             every = [self._forward(x, resting, cuts) for cuts in (several, _WHOLE)]
         except MISFITS:  # a step does not do this
             return ()
-        return [_joined([y for y, _ in one]) for one in every]
+        return [of_samples(_joined([y for y, _ in one])) for one in every]
 
     def told(self, samples: int) -> str:
         """Sizes of the micro-batches."""
