@@ -1,7 +1,7 @@
 """Checks of a module at its calls, and the search for whose random numbers it draws."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,17 @@ from mpitrain.adapters.torch.modules.regions import AgreedFault, Share
 from mpitrain.arrays import Shape
 
 
-@contextmanager
-def without_autocast(watched: Watched) -> Iterator[None]:
+def without_autocast(watched: Watched) -> AbstractContextManager[Any]:
     """Say that torch.autocast is on around the trainer, and leave it off within this block."""
-    with ExitStack() as stack:
-        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
             watched.say(
                 ": torch.autocast is on around the trainer, which would not be on in the same "
                 "places in every layout; turn it on in the module's forward(), or take "
                 "run.compute = 'bfloat16'"
             )
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+            return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:
@@ -104,7 +103,9 @@ def learn(call: Call) -> None:
         for name, one, before in kept:  # torch does not count every change
             if not torch.equal(one, before):
                 watched.say(changes(name))
-        if not watched.changes_input and any(map(_is_changed, given.x.values())):
+        if not watched.changes_input and any(
+            not part.is_inference() and part._version > 0 for part in given.x.values()
+        ):
             watched.changes_input = True
             if len(given.x) > 1:
                 watched.say(
@@ -125,10 +126,6 @@ def learn(call: Call) -> None:
     has_several = any(own.axis is not None and own.shape[own.axis] > 1 for own in known)
     if has_several and not keeps_samples_apart(two):
         draws.interleave(places & draws.where.keys())
-
-
-def _is_changed(part: torch.Tensor) -> bool:
-    return not part.is_inference() and part._version > 0
 
 
 def keeps_samples_apart(call: Call) -> bool:
