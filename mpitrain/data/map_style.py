@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -98,7 +98,7 @@ class OwnSamples:
 
     def _at_once(self, rows: list[int]) -> Any:
         """Samples that are rows of tensors, which nothing draws; None: they may be others."""
-        data, torch = self.data, sys.modules.get("torch")
+        data, torch = cast(Any, self.data), sys.modules.get("torch")
         if torch is None or self.collate is not None:
             return None
         utils: Any = torch.utils.data

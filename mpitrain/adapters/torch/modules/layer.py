@@ -106,7 +106,7 @@ class TorchLayer(TorchModule):
 
         None: it may, or this is its first one.
         """
-        watched, there = self._watched, self.module._parameters
+        watched, there = self._watched, vars(self.module)["_parameters"]
         is_tried = watched.is_known and context.training in watched.seen
         if not (is_tried and len(x) and x.dtype.names is None) or self._types or self.lent.names:
             return None
