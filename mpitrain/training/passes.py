@@ -114,7 +114,7 @@ class Passes:
             self._cut,
         )  # fmt: skip
 
-    def context(self, step: int, indices: Array, terms: Terms) -> nn.Context:
+    def context(self, step: int, indices: Array, terms: Terms | None = None) -> nn.Context:
         """The context of a step, counted from 0, for layers, with samples of these ``indices``.
 
         ``terms`` are those of the loss that layers add.
