@@ -1,8 +1,10 @@
 """A program's map-style data set: ``len(data)`` and ``data[i]``, as torch's are."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -71,11 +73,15 @@ class OwnSamples:
             DataError: a sample cannot be read, is no pair, or is not like the others.
         """
         try:
-            indices = np.arange(len(self))[which].tolist()
+            every = range(len(self))
+            indices = [*every[which]] if isinstance(which, slice) else [every[i] for i in which]
         except IndexError as error:
             raise DataError(self._shrunk) from error
         # Without samples, the first one gives the shapes.
         read = indices or [0]
+        if (whole := self._at_once(read)) is not None:
+            inputs, labels = map(joined, self._arrays_of(_sample(read[0]), whole))
+            return Samples(inputs[: len(indices)], labels[: len(indices)])
         with kept_generators():
             found = ((i, self._read(i) if indices else self.first()) for i in read)
             if self.collate is not None:
@@ -89,6 +95,17 @@ class OwnSamples:
                     )
                 )
         return Samples(inputs[: len(indices)], labels[: len(indices)])
+
+    def _at_once(self, rows: list[int]) -> Any:
+        """Samples that are rows of tensors, which nothing draws; None: they may be others."""
+        data, torch = cast(Any, self.data), sys.modules.get("torch")
+        if torch is None or self.collate is not None:
+            return None
+        utils: Any = torch.utils.data
+        with suppress(IndexError):
+            while type(data) is utils.Subset:
+                rows, data = [int(data.indices[row]) for row in rows], data.dataset
+            return data[rows] if type(data) is utils.TensorDataset else None
 
     def first(self) -> Any:
         """A sample with the shapes of all, as the data set gives it."""

@@ -39,7 +39,7 @@ class ServerOptimizer(Updater):
 
     def move(self, change: tuple[Array, Array]) -> None:
         """Take one step against the mean change, which is the sum of two float64 arrays."""
-        store = cast(Replicated, self._store)
+        store = cast(Replicated, self.store)
         if not self.is_plain:
             store.gradients[...] = change[0] + change[1]
             self.step(self._own.server_lr)
@@ -51,9 +51,9 @@ class ServerOptimizer(Updater):
 
     def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
         rates = []
-        for piece, direction in zip(self._store.pieces, directions, strict=True):
+        for piece, direction in zip(self.store.pieces, directions, strict=True):
             rate = np.empty(piece.parameters.size)
-            for _, part in overlaps(self._store.arena.tensors, piece):
+            for _, part in overlaps(self.store.arena.tensors, piece):
                 three = piece.parameters, piece.gradients, direction
                 norms = [float(np.linalg.norm(array[part].astype(np.float64))) for array in three]
                 rate[part] = lr * self.optimizer.ratio(*norms)

@@ -1,7 +1,7 @@
 """Operations of layers, losses and optimisers, by NumPy."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -13,6 +13,8 @@ from mpitrain.arrays import Array, Scalar, array_namespace
 #: ``sqrt(2 / pi)``, and the cubic term's factor, of GELU.
 GELU_SCALE = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
+#: Numbers of an array that are computed at a time, where all that follows from them fits the cache.
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -167,22 +169,24 @@ class Kernels:
         self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
     ) -> None:
         """Updates ``p`` along ``scale * g``."""
-        if scale != 1.0:
-            g *= scale
-        direction = sgd_direction(p, g, velocity, how)
-        direction *= rate
-        p -= direction
+        for own, gradient, moved in _in_cache(p, g, velocity):
+            if scale != 1.0:
+                gradient *= scale
+            direction = sgd_direction(own, gradient, moved, how)
+            direction *= rate
+            own -= direction
 
     def adam(
         self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int,
         rate: float, scale: float,
     ) -> None:  # fmt: skip
         """Updates ``p`` along ``scale * g``; ``step`` counts from 1."""
-        if scale != 1.0:
-            g *= scale
-        direction = self.adam_direction(p, g, mean, square, how, step)
-        direction *= rate
-        p -= direction
+        for own, gradient, first, second in _in_cache(p, g, mean, square):
+            if scale != 1.0:
+                gradient *= scale
+            direction = self.adam_direction(own, gradient, first, second, how, step)
+            direction *= rate
+            own -= direction
 
     def adam_direction(
         self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int
@@ -207,6 +211,12 @@ class Kernels:
 
 
 HOST = Kernels()
+
+
+def _in_cache(*arrays: Array) -> Iterator[list[Array]]:
+    """The same parts of several arrays in turn, so small that what is computed stays in cache."""
+    for start in range(0, len(arrays[0]), _BLOCK):
+        yield [one[start : start + _BLOCK] for one in arrays]
 
 
 def total(x: Array, axis: int | tuple[int, ...]) -> Array:
@@ -239,15 +249,9 @@ def _alone(x: Array) -> Array:
 
 
 def cross_entropy(
-    rows: Array,
-    labels: Array,
-    divisor: float,
-    smoothing: float,
-    classes: int,
-    start: int = 0,
-    largest: Callable[[Array], Array] = _alone,
-    sums: Callable[[Array], Array] = _alone,
-) -> tuple[Array, Array]:
+    rows: Array, labels: Array, divisor: float, smoothing: float, classes: int, start: int = 0,
+    largest: Callable[[Array], Array] = _alone, sums: Callable[[Array], Array] = _alone,
+) -> tuple[Array, Array]:  # fmt: skip
     """Cross-entropy of each row, and the gradient of their sum over ``divisor``.
 
     Args:
@@ -294,9 +298,14 @@ def _product(a: Array, b: Array) -> Array:
     return a @ b
 
 
+@np.errstate(over="ignore")
 def _square_sum(x: Array) -> float:
-    total, step = 0.0, 1 << (20 if x.dtype == np.float64 else 15)  # what is widened stays in cache
+    total, step = 0.0, 1 << 20 if x.dtype == np.float64 else _BLOCK
     for start in range(0, x.size, step):
-        part = x[start : start + step].astype(np.float64, copy=False)
-        total += float(part @ part)
+        part = x[start : start + step]
+        own = float(part @ part) if x.dtype == np.float32 else 0.0
+        if not 1e-20 < own < 1e30:  # some squares may be too small or too large for float32
+            part = part.astype(np.float64, copy=False)
+            own = float(part @ part)
+        total += own
     return total

@@ -23,11 +23,9 @@ class Chain(Layer):
             found = self._named(attrgetter(attribute))
             is_set = isinstance(getattr(Layer, attribute), frozenset)
             setattr(self, attribute, frozenset(found) if is_set else found)
-        self.sees = any(layer.sees for layer in self.layers.values())
-        self.holds = any(layer.holds for layer in self.layers.values())
-        self.adds_losses = any(layer.adds_losses for layer in self.layers.values())
-        self.mixes = any(layer.mixes for layer in self.layers.values())
-        self.repeats = self.repeats or any(layer.repeats for layer in self.layers.values())
+        for attribute in ("sees", "holds", "adds_losses", "mixes", "repeats"):
+            of = attrgetter(attribute)
+            setattr(self, attribute, of(type(self)) or any(map(of, self.layers.values())))
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:
         """Results of ``of`` for all layers, under the parameters' names in the chain."""
@@ -79,10 +77,23 @@ class Chain(Layer):
             kept.append(rest)
         return dy, kept[::-1]
 
+    def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
+        if type(self).backward is not Chain.backward:
+            return super().kept(parameters, saved, dy)
+        own = [own_parameters(parameters, name) for name in self.layers]
+        kept, first = [None] * len(own), next(n for n, given in enumerate(own) if given)
+        for n, layer in reversed([*enumerate(self.layers.values())][first:]):
+            if n > first:
+                dy, kept[n] = layer.backward(own[n], saved[n], dy)
+            else:
+                kept[n] = layer.kept(own[n], saved[n], dy)
+        return kept
+
     def gradients(self, parameters: Parameters, kept: list[Any]) -> Gradients:
         return {
             full_name(name, own): gradient
             for (name, layer), rest in zip(self.layers.items(), kept, strict=True)
+            if rest is not None
             for own, gradient in layer.gradients(own_parameters(parameters, name), rest).items()
         }
 

@@ -20,15 +20,9 @@ class Conv2d(Layer):
     """
 
     def __init__(
-        self,
-        channels: int,
-        outputs: int,
-        size: int,
-        *,
-        stride: int = 1,
-        padding: int = 0,
+        self, channels: int, outputs: int, size: int, *, stride: int = 1, padding: int = 0,
         split: Literal["channels", "outputs"] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Describe the layer.
 
         Args:
@@ -89,10 +83,9 @@ class Conv2d(Layer):
     def backward(
         self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
     ) -> tuple[Array, tuple[Array, Array]]:
-        patches, padded_shape = saved
-        weight_KO = _matrix(parameters["weight"])
-        dy_flat = dy.reshape(prod(dy.shape[:3]), weight_KO.shape[1])
-        dpatches_NHWKC = matmul(dy_flat, weight_KO.T).reshape(
+        _, padded_shape = saved
+        _, dy_flat = kept = self.kept(parameters, saved, dy)
+        dpatches_NHWKC = matmul(dy_flat, _matrix(parameters["weight"]).T).reshape(
             *dy.shape[:3], self.size**2, padded_shape[3]
         )
         dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dy.dtype)
@@ -101,7 +94,12 @@ class Conv2d(Layer):
         _, rows, columns, _ = padded_shape
         above, beside = self._above, self.padding
         dx = dpadded_NHWC[:, above : rows - above, beside : columns - beside, :]
-        return dx, (patches, dy_flat)
+        return dx, kept
+
+    def kept(
+        self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
+    ) -> tuple[Array, Array]:
+        return saved[0], dy.reshape(prod(dy.shape[:3]), parameters["weight"].shape[-1])
 
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         patches, dy_flat = kept

@@ -206,14 +206,10 @@ class Experts(Chain):
     """
 
     def __init__(
-        self,
-        width: int,
-        experts: Sequence[Layer],
-        routing: Routing,
-        group: TensorGroup | None = None,
-        tensor: TensorGroup | None = None,
+        self, width: int, experts: Sequence[Layer], routing: Routing,
+        group: TensorGroup | None = None, tensor: TensorGroup | None = None,
         algorithm: str = "auto",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Nothing is sent.
 
         Args:

@@ -166,6 +166,10 @@ class Layer(ABC):
         ``kept`` is for :meth:`gradients` alone.
         """
 
+    def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
+        """The second result of :meth:`backward`, where nobody takes the first."""
+        return self.backward(parameters, saved, dy)[1]
+
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         """Gradient of the loss by each parameter; None if the parameter had no part in the loss."""
         return {}

@@ -16,14 +16,9 @@ class Linear(Layer):
     by_point = True
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        bias: bool = True,
-        deviation: float | None = None,
+        self, inputs: int, outputs: int, *, bias: bool = True, deviation: float | None = None,
         split: Literal["inputs", "outputs"] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Describe the layer.
 
         Args:
@@ -67,6 +62,9 @@ class Linear(Layer):
         self, parameters: Parameters, saved: Array, dy: Array
     ) -> tuple[Array, tuple[Array, Array]]:
         return matmul(dy, parameters["weight"].T), (saved, dy)
+
+    def kept(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Array]:
+        return saved, dy
 
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         x, dy = kept

@@ -88,13 +88,10 @@ class Arena:
     """
 
     def __init__(
-        self,
-        layers: Mapping[str, Layer],
-        shapes: Mapping[str, Mapping[str, Shape]],
-        group: TensorGroup | None = None,
-        shared: Mapping[str, str] | None = None,
+        self, layers: Mapping[str, Layer], shapes: Mapping[str, Mapping[str, Shape]],
+        group: TensorGroup | None = None, shared: Mapping[str, str] | None = None,
         replicas: TensorGroup | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Lay out ``layers``, which may have no parameters at all.
 
         Args:

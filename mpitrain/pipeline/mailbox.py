@@ -69,13 +69,9 @@ class Mailbox:
     _AHEAD = 2
 
     def __init__(
-        self,
-        comm: Communicator,
-        expected: Sequence[Expected],
-        device: Device = HOST,
-        *,
+        self, comm: Communicator, expected: Sequence[Expected], device: Device = HOST, *,
         varies: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Post the first receives of the messages to come, in the order of :meth:`receive`.
 
         Arrays of a GPU pass through pinned memory.  ``varies``: samples may have other sizes than

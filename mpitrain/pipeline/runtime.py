@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import product
 from time import perf_counter
 from typing import Any, TypeVar
@@ -27,10 +28,12 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.stage import Emit, Source, Stage, WeightsInTime
+from mpitrain.pipeline.stage import Emit, Latest, Source, Stage, WeightsInTime
 
 #: Result of an update.
 Updated = TypeVar("Updated")
+#: Takes the outputs of the last stage, by the number of their micro-batch.
+Judge = Callable[[int, Array], None]
 #: ``span(name, category, **arguments)``: see ``mpitrain.metrics.trace.Trace.span``.
 Span = Callable[..., AbstractContextManager[Any]]
 
@@ -39,63 +42,49 @@ def no_span(name: str, category: str, **arguments: Any) -> AbstractContextManage
     return nullcontext()
 
 
+@dataclass
 class Runner:
     """Carries out the actions of one rank, again and again.
 
+    To make one agrees on the shapes of messages; collective over ``comm``, all ranks of the layout.
+
     Attributes:
-        pipeline, report: the pipeline, and the report of its schedule.
+        comm, layout: the ranks and their layout.
+        report, pipeline: report of the replay of the schedule, and the pipeline.
+        chunks: our parts of the model.
+        probe, resting: weights and context of a pass of no samples, which shows the shapes.
+        inputs: shape and type of one sample of the data.
+        span: records times.
+        device: device of the arrays.
+        varies: whether samples of some micro-batches have other sizes than ``inputs``.
         waited: seconds of waiting for other ranks' messages in the last run, by rank.
         specs: shape and type of the inputs of each virtual stage; sizes of some may vary.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        layout: Layout,
-        report: Report,
-        chunks: Sequence[Stage],
-        probe: Weights,
-        inputs: Spec,
-        *,
-        span: Span = no_span,
-        device: Device = HOST,
-        varies: bool = False,
-        resting: Context = RESTING,
-    ) -> None:
-        """Agree on the shapes of messages; collective over ``comm``, all ranks of the layout.
+    comm: Communicator
+    layout: Layout
+    report: Report
+    chunks: Sequence[Stage]
+    probe: Weights
+    inputs: Spec
+    span: Span = no_span
+    device: Device = HOST
+    varies: bool = False
+    resting: Context = RESTING
 
-        Args:
-            comm, layout: the ranks and their layout.
-            report: report of the replay of the schedule.
-            chunks: our parts of the model.
-            probe, resting: weights and context of a pass of no samples, which shows the shapes.
-            inputs: shape and type of one sample of the data.
-            span: records times.
-            device: device of the arrays.
-            varies: whether samples of some micro-batches have other sizes than ``inputs``.
-        """
-        self.comm = comm
-        self.layout = layout
-        self.place = layout.place(comm.rank)
-        self.pipeline = report.pipeline
-        self.report = report
-        self.actions = report.actions[self.place[:2]]
-        self.chunks = chunks
-        self._span = span
-        self._device = device
-        self._varies = varies
+    def __post_init__(self) -> None:
+        self.place = self.layout.place(self.comm.rank)
+        self.pipeline = self.report.pipeline
+        self.actions = self.report.actions[self.place[:2]]
         self.waited: dict[int, float] = {}
-        self.specs = self._agree(probe, inputs, resting)
+        self.specs = self._agree()
         self._last = _last_before_updates(self.actions)
 
     def run(
-        self,
-        source: Source,
-        weights: WeightsInTime,
-        sink: Store,
+        self, source: Source, weights: WeightsInTime, sink: Store,
         update: Callable[[int, Scalar], Updated],
         context: Callable[[int], Context] = lambda micro_batch: RESTING,
-    ) -> list[Updated]:
+    ) -> list[Updated]:  # fmt: skip
         """Take all micro-batches of ``source`` forward and backward; returns results of ``update``.
 
         Args:
@@ -105,14 +94,9 @@ class Runner:
             update: called at each Update with its number and the own part of the loss since the
                 last one.
         """
-        expected = [
-            Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
-            for micro_batch, rank, tag, spec in self._arrivals()
-        ]
-        mailbox = Mailbox(self.comm, expected, self._device, varies=self._varies)
+        mailbox = self._mailbox(self.actions, source)
         passes = _Passes(self, mailbox, source, weights)
         updates: list[Updated] = []
-        self.waited = {}
         for index, action in enumerate(self.actions):
 
             def emit(layer: int, gradients: Gradients, final: bool = index in self._last) -> None:
@@ -132,91 +116,60 @@ class Runner:
                     passes.backward(action, emit if isinstance(action, Backward) else None)
                 case BackwardWeight():
                     passes.gradients(action, emit)
-        with self._span("sends", "wait"):
+        with self.span("sends", "wait"):
             mailbox.finish()
         return updates
 
     def infer(
-        self,
-        source: Source,
-        micro_batches: int,
-        weights: Weights,
-        judge: Callable[[int, Array], None],
+        self, source: Source, micro_batches: int, weights: Weights, judge: Judge,
         context: Callable[[int], Context],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take each micro-batch forward; the last stage gives outputs to ``judge``."""
-        pipeline, stage = self.pipeline, self.place.stage
-        ends = pipeline.virtual_stages - 1
-        own = range(self.place.replica, micro_batches, pipeline.replicas[stage])
-        expected = [
-            Expected(self._rank(hop), _tag(v, True), source.samples(m), self.specs[v])
-            for m in own
-            for v in pipeline.dealt[stage]
-            if v > 0 and not self.is_here(hop := pipeline.at(v - 1, m))
-        ]
-        mailbox = Mailbox(self.comm, expected, self._device, varies=self._varies)
-        for m in own:
-            here: Array | None = None
-            for chunk, v in enumerate(pipeline.dealt[stage]):
-                x = source.inputs(m) if v == 0 else mailbox.receive() if here is None else here
-                y, _ = self.chunks[chunk].forward(weights, x, context(m))
-                here = None
-                if v == ends:
-                    judge(m, y)
-                elif self.is_here(hop := pipeline.at(v + 1, m)):
-                    here = y
-                else:
-                    self.send(mailbox, y, hop, m, activation=True)
+        own = range(self.place.replica, micro_batches, self.pipeline.replicas[self.place.stage])
+        actions = [Forward(m, chunk) for m in own for chunk in range(self.pipeline.chunks)]
+        mailbox = self._mailbox(actions, source)
+        passes = _Passes(self, mailbox, source, Latest(weights))
+        for action in actions:
+            passes.forward(action, context(action.micro_batch), judge)
         mailbox.finish()
-
-    def receive(self, mailbox: Mailbox, action: Compute) -> Array:
-        source, start = mailbox.next_source, perf_counter()
-        name = f"receive for {action.letter}{action.micro_batch}"
-        with self._span(name, "wait", source=source):
-            found = mailbox.receive()
-        self.waited[source] = self.waited.get(source, 0.0) + perf_counter() - start
-        return found
-
-    def send(
-        self, mailbox: Mailbox, array: Array, hop: Hop, micro_batch: int, *, activation: bool
-    ) -> None:
-        with self._span(f"send {micro_batch}", "communicate"):
-            tag = _tag(hop.virtual, activation)
-            mailbox.send(array, self._rank(hop), tag, is_gradient=not activation)
 
     def compute(self, action: Compute) -> AbstractContextManager[Any]:
         name = f"{action.letter}{action.micro_batch}"
-        return self._span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
+        return self.span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
+
+    def virtual(self, action: Compute) -> int:
+        """The virtual stage of an action."""
+        return self.pipeline.dealt[self.place.stage][action.chunk]
 
     def is_here(self, hop: Hop) -> bool:
         """Whether this rank is that place; nothing is sent then."""
         return hop.place == self.place[:2]
 
-    def _rank(self, hop: Hop) -> int:
+    def rank(self, hop: Hop) -> int:
         """The rank of a place that has our part of the layers."""
         return self.layout.rank(self.place._replace(stage=hop.stage, replica=hop.replica))
 
-    def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
-        """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
-        arrivals = []
-        for action in self.actions:
-            source, _ = self.pipeline.beside(self.place.stage, action)
-            if source is None or isinstance(action, Update) or self.is_here(source):
+    def _mailbox(self, actions: Sequence[Action], source: Source) -> Mailbox:
+        """The messages of some of our actions, for which nobody has waited yet."""
+        expected, self.waited = list[Expected](), {}
+        for action in actions:
+            hop, _ = self.pipeline.beside(self.place.stage, action)
+            if hop is None or isinstance(action, Update) or self.is_here(hop):
                 continue
-            to = self.pipeline.dealt[self.place.stage][action.chunk]
-            spec = self.specs[max(to, source.virtual)]
-            tag = _tag(to, isinstance(action, Forward))
-            arrivals.append((action.micro_batch, self._rank(source), tag, spec))
-        return arrivals
+            to, is_gradient = self.virtual(action), not isinstance(action, Forward)
+            tag, spec = _tag(to, not is_gradient), self.specs[max(to, hop.virtual)]
+            samples = source.samples(action.micro_batch)
+            expected.append(Expected(self.rank(hop), tag, samples, spec, is_gradient))
+        return Mailbox(self.comm, expected, self.device, varies=self.varies)
 
-    def _agree(self, probe: Weights, inputs: Spec, resting: Context) -> list[Spec]:
-        specs = [inputs]
+    def _agree(self) -> list[Spec]:
+        specs = [self.inputs]
         for virtual in range(self.pipeline.virtual_stages - 1):
             stage, _, chunk, _ = self.pipeline.at(virtual, 0)
             found = None
             if stage == self.place.stage:
-                sample = self._device.put(np.zeros((0, *specs[-1].shape), specs[-1].dtype))
-                y, _ = self.chunks[chunk].forward(probe, sample, resting)
+                sample = self.device.put(np.zeros((0, *specs[-1].shape), specs[-1].dtype))
+                y, _ = self.chunks[chunk].forward(self.probe, sample, self.resting)
                 found = Spec(y.shape[1:], y.dtype)
             # Parts of positions and of columns may be unequal.
             parts = product(range(self.layout.context), range(self.layout.tensor))
@@ -239,7 +192,8 @@ class _Passes:
         self._here: dict[tuple[int, bool, int], Array] = {}
         self.loss: Scalar = 0.0
 
-    def forward(self, action: Forward, context: Context) -> None:
+    def forward(self, action: Forward, context: Context, judge: Judge | None = None) -> None:
+        """Go forward, to the loss, or to a ``judge`` in the place of the loss and what follows."""
         runner, m = self._runner, action.micro_batch
         is_first, is_last = (
             hop is None for hop in runner.pipeline.beside(runner.place.stage, action)
@@ -248,11 +202,14 @@ class _Passes:
         with runner.compute(action):
             chunk = runner.chunks[action.chunk]
             y, memory = chunk.forward(self._weights.forward(m), x, context)
-            if is_last:
+            if is_last and judge is None:
                 part, y = self._source.loss(m, y)
                 self.loss = self.loss + part
+        if is_last and judge:
+            judge(m, y)
         # The last stage keeps the gradient of the loss; others send an activation.
-        self._saved[_key(action)] = memory, y if is_last else None, context.terms
+        if judge is None:
+            self._saved[_key(action)] = memory, y if is_last else None, context.terms
         self._hand_on(action, y)
 
     def backward(self, action: Backward | BackwardInput, emit: Emit | None) -> None:
@@ -281,10 +238,15 @@ class _Passes:
     def _take(self, action: Compute) -> Array:
         """The input of an action from another place."""
         runner = self._runner
-        virtual = runner.pipeline.dealt[runner.place.stage][action.chunk]
-        key = virtual, isinstance(action, Forward), action.micro_batch
-        found = self._here.pop(key, None)
-        return runner.receive(self._mailbox, action) if found is None else found
+        key = runner.virtual(action), isinstance(action, Forward), action.micro_batch
+        if (found := self._here.pop(key, None)) is not None:
+            return found
+        source, start = self._mailbox.next_source, perf_counter()
+        name = f"receive for {action.letter}{action.micro_batch}"
+        with runner.span(name, "wait", source=source):
+            found = self._mailbox.receive()
+        runner.waited[source] = runner.waited.get(source, 0.0) + perf_counter() - start
+        return found
 
     def _hand_on(self, action: Compute, array: Array) -> None:
         """Give the output of an action to the place that takes it."""
@@ -293,7 +255,9 @@ class _Passes:
         if target and runner.is_here(target):
             self._here[target.virtual, activation, m] = array
         elif target:
-            runner.send(self._mailbox, array, target, m, activation=activation)
+            to, tag = runner.rank(target), _tag(target.virtual, activation)
+            with runner.span(f"send {m}", "communicate"):
+                self._mailbox.send(array, to, tag, is_gradient=not activation)
 
 
 def _key(action: Compute) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Computations of a pipeline stage, and the sources of its samples and weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,11 +18,14 @@ class Stage:
     """A part of a model that a rank takes micro-batches through: layers one after the other."""
 
     def __init__(
-        self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None
-    ) -> None:
-        """``first``: index of the first layer in the store; ``names``: names in the model."""
+        self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None,
+        leading: Set[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """``first``: index of the first layer in the store; ``names``: names in the model;
+        ``leading``: see :class:`~mpitrain.nn.context.Context`."""
         self.layers = tuple(enumerate(layers, first))
         self.names = list(names or map(str, range(first, first + len(layers))))
+        self._leading = leading
 
     def forward(self, weights: Weights, x: Array, context: Context = RESTING) -> tuple[Array, Any]:
         """Return ``(y, saved)`` for a micro-batch."""
@@ -36,15 +39,22 @@ class Stage:
     def backward(
         self, weights: Weights, saved: Any, dy: Array, emit: Emit | None
     ) -> tuple[Array, Any]:
-        """Return ``(dx, kept)``; with ``emit``, give it all gradients by parameters on the way."""
+        """Return ``(dx, kept)``; with ``emit``, give it all gradients by parameters on the way.
+
+        ``dx`` is undefined where nothing before the stage's first layer is trained.
+        """
         kept: list[Any] = []
-        for (index, layer), memory in zip(reversed(self.layers), reversed(saved), strict=True):
-            parameters = weights.take(index)
-            dy, rest = layer.backward(parameters, memory, dy)
+        every = zip(self.names, self.layers, saved, strict=True)
+        for name, (index, layer), memory in reversed([*every]):
+            parameters, rest = weights.take(index), None
+            if name not in self._leading:
+                dy, rest = layer.backward(parameters, memory, dy)
+            elif parameters:
+                rest = layer.kept(parameters, memory, dy)
             if emit is None:
                 kept.append(rest)
             else:
-                emit(index, layer.gradients(parameters, rest))
+                emit(index, layer.gradients(parameters, rest) if parameters else {})
             weights.release(index)
         return dy, kept[::-1]
 
@@ -52,7 +62,7 @@ class Stage:
         """Give ``emit`` the gradients by parameters that :meth:`backward` left."""
         for (index, layer), rest in zip(reversed(self.layers), reversed(kept), strict=True):
             parameters = weights.take(index)
-            emit(index, layer.gradients(parameters, rest))
+            emit(index, layer.gradients(parameters, rest) if parameters else {})
             weights.release(index)
 
 

@@ -1,7 +1,7 @@
 """Norms over all ranks: of a step's gradient and of tensors; a search for what is not finite."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 import numpy as np
@@ -17,15 +17,20 @@ from mpitrain.parallel.store import Store, overlaps
 from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
 
 
+@dataclass(eq=False)
 class GlobalGradient:
-    """The gradient of a step, spread over the stores of all ranks, after its reduction."""
+    """The gradient of a step, spread over the stores of all ranks, after its reduction.
 
-    def __init__(
-        self, grid: ProcessGrid, store: Store, ranks: Communicator, device: Device = HOST
-    ) -> None:
-        """``ranks``: those that share one gradient: all, or those of this rank's worker."""
-        self._grid, self._store, self.ranks, self._device = grid, store, ranks, device
-        self._names: list[str] | None = None
+    Attributes:
+        grid, store, device: those of this rank.
+        ranks: those that share one gradient: all, or those of this rank's worker.
+    """
+
+    grid: ProcessGrid
+    store: Store
+    ranks: Communicator
+    device: Device = HOST
+    _names: list[str] | None = None
 
     def agree(
         self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
@@ -35,16 +40,16 @@ class GlobalGradient:
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
         comm = ranks or self.ranks
-        loss, squares, counted = self._device.read([own.loss, self.own_squares(), own.counted])
+        loss, squares, counted = self.device.read([own.loss, self.own_squares(), own.counted])
         own = replace(own, loss=loss, counted=counted)
-        some_unused = len(self._store.used) < len(self._store.arena.tensors)
+        some_unused = len(self.store.used) < len(self.store.arena.tensors)
         values = np.array([*own.numbers, some_unused, squares], float)
         if comm.size > 1:
             comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         *numbers, some_unused, squares = values.tolist()
         found = Agreed(*numbers)
         factor = over_counted(found.labels, float(found.counted))
-        norm = _root(squares / copies * (factor * factor))
+        norm = sqrt(squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(
             found, loss=found.loss * factor, grad_norm=norm, own_norm=norm, factor=factor,
@@ -54,14 +59,14 @@ class GlobalGradient:
     def _unused(self, comm: Communicator) -> frozenset[str]:
         """Names of the tensors that no rank of ``comm`` has used; these ranks share a model."""
         names = self._known(comm)
-        used = np.array([name in self._store.used for name in names], np.uint8)
+        used = np.array([name in self.store.used for name in names], np.uint8)
         comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
         return frozenset(name for name, found in zip(names, used, strict=True) if not found)
 
     def _known(self, comm: Communicator) -> list[str]:
         """Names of all tensors of ``comm``, whose ranks share a model; first call collective."""
         if self._names is None:
-            every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
+            every = comm.allgather([tensor.name for tensor in self.store.arena.tensors])
             self._names = sorted({name for names in every for name in names})
         return self._names
 
@@ -69,35 +74,35 @@ class GlobalGradient:
         """The elements of the arena for which this rank answers."""
         return [
             slice(piece.start + part.start, piece.start + part.stop)
-            for piece in self._store.pieces
-            if self._grid.counts(piece.group)
-            for part in [self._store.counted(piece)]
+            for piece in self.store.pieces
+            if self.grid.counts(piece.group)
+            for part in [self.store.counted(piece)]
         ]
 
     def own_squares(self) -> Scalar:
         """This rank's part of the squared norm of the gradient."""
         own = [
-            piece.gradients[self._store.counted(piece)]
-            for piece in self._store.pieces
-            if self._grid.counts(piece.group)
+            piece.gradients[self.store.counted(piece)]
+            for piece in self.store.pieces
+            if self.grid.counts(piece.group)
         ]
         return kernels_of(own[0]).square_sum(own) if own else 0.0
 
     def culprits(self, loss: Scalar) -> str:
         """Text that names the ranks and tensors that are not finite; collective."""
-        found = self._grid.comm.allgather(self.own_culprits(loss))
+        found = self.grid.comm.allgather(self.own_culprits(loss))
         # A loss that is not finite makes all gradients so; name the loss alone.
         if any("the loss" in names for names in found):
             found = [["the loss"] if "the loss" in names else [] for names in found]
-        mine = ", ".join(found[self._grid.comm.rank][:3])
-        return named(self._grid.comm, mine) or "their sum is too large"
+        mine = ", ".join(found[self.grid.comm.rank][:3])
+        return named(self.grid.comm, mine) or "their sum is too large"
 
     def own_culprits(self, loss: Scalar) -> list[str]:
         """Names of this rank's tensors whose gradients are not finite, and of its loss if so."""
         return ([] if isfinite(float(loss)) else ["the loss"]) + [
             tensor.name
-            for piece in self._store.pieces
-            for tensor, part in overlaps(self._store.arena.tensors, piece)
+            for piece in self.store.pieces
+            for tensor, part in overlaps(self.store.arena.tensors, piece)
             if not isfinite(float(square_sum(piece.gradients[part])))
         ]
 
@@ -110,30 +115,26 @@ class GlobalGradient:
         ``directions`` of the pieces, which have the shapes of their parameters.
         """
         row = {name: number for number, name in enumerate(self._known(self.ranks))}
-        xp = self._device.xp
+        xp = self.device.xp
         squares = xp.zeros((len(row), 3))
-        for piece, direction in zip(self._store.pieces, directions, strict=True):
-            if not self._grid.counts(piece.group):
+        for piece, direction in zip(self.store.pieces, directions, strict=True):
+            if not self.grid.counts(piece.group):
                 continue
-            counted = self._store.counted(piece)
-            for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
+            counted = self.store.counted(piece)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, counted):
                 for column, array in enumerate((piece.parameters, piece.gradients, direction)):
                     cell = squares[row[tensor.name], column : column + 1]
                     cell += square_sum(array[part])
-        self._device.add_up(self.ranks, squares)
+        self.device.add_up(self.ranks, squares)
         norms = xp.sqrt(squares).T
         ratios: dict[int, Array] = {}
         rates = []
-        for piece in self._store.pieces:
+        for piece in self.store.pieces:
             rate = xp.empty(piece.parameters.size, piece.parameters.dtype)
-            for tensor, part in overlaps(self._store.arena.tensors, piece):
+            for tensor, part in overlaps(self.store.arena.tensors, piece):
                 group = grouping(tensor.name)
                 if id(group) not in ratios:
                     ratios[id(group)] = lr * group.rate * group.optimizer.ratio(*norms)
                 rate[part] = ratios[id(group)][row[tensor.name]]
             rates.append(rate)
         return rates
-
-
-def _root(squared: float) -> float:
-    return sqrt(squared) if squared >= 0 else float(squared)

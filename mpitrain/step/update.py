@@ -1,6 +1,7 @@
 """The update of each rank's parameters by the optimiser, and the optimiser's state."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ class _Run(NamedTuple):
         return {slot: array[self.part] for slot, array in state.items()}
 
 
+@dataclass(eq=False)
 class Updater:
     """Optimiser state of a store's pieces, and the step.
 
@@ -49,8 +51,14 @@ class Updater:
     and saved like the momentum.
 
     Attributes:
-        state: arrays by slot, for each piece.
+        store: store of the pieces.
+        optimizer: optimiser, whose slots the state has.
         grouping: how each tensor is updated.
+        gradient: gives the rates of a layerwise optimiser (LARS, LAMB).
+        allocate: makes each array, ``allocate(size, dtype)``; None: zeros.
+        decay: that of the moving average of parameters, a slot of its own; 0: there is none.
+        clip_value: largest absolute value of each number of a gradient; 0: no limit.
+        state: arrays by slot, for each piece.
         steps: number of updates.
         per_step: updates in a step, each by a part of its gradient; see :meth:`divide`.
         left_out: number of updates in which a tensor had no part in the loss, by its name.  It
@@ -58,42 +66,27 @@ class Updater:
             run count below 0.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        optimizer: Optimizer,
-        grouping: Grouping,
-        gradient: GlobalGradient,
-        allocate: Allocate | None = None,
-        average: float = 0.0,
-        clip_value: float = 0.0,
-    ) -> None:
-        """Make the state.
+    store: Store
+    optimizer: Optimizer
+    grouping: Grouping
+    gradient: GlobalGradient
+    allocate: Allocate | None = None
+    decay: float = 0.0
+    clip_value: float = 0.0
 
-        Args:
-            store: store of the pieces.
-            optimizer: optimiser, whose slots the state has.
-            grouping: how each tensor is updated.
-            gradient: gives the rates of a layerwise optimiser (LARS, LAMB).
-            allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
-            average: decay of the moving average of parameters, a slot of its own; 0: there is none.
-            clip_value: largest absolute value of each number of a gradient; 0: no limit.
-        """
-        if average and AVERAGE in optimizer.slots:
+    def __post_init__(self) -> None:
+        store, optimizer = self.store, self.optimizer
+        if self.decay and AVERAGE in optimizer.slots:
             raise ConfigError(
                 f"optim.average: the optimiser has a slot {AVERAGE!r} of its own; rename it, or "
                 "leave optim.average out"
             )
-        self._store = store
-        self._gradient = gradient
-        self.optimizer = optimizer
-        self.steps = 0
-        self.per_step = 1
+        self.steps, self.per_step = 0, 1
         names = optimizer.begun.keys() & {tensor.name for tensor in store.arena.tensors}
         self.left_out = {name: -optimizer.begun[name].steps for name in names}
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
-            {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
+            {slot: _zeros(piece.parameters, self.allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
         for piece, state in zip(store.pieces, self.state, strict=True):
@@ -103,12 +96,9 @@ class Updater:
                     for slot, whole in begun.slots.items():
                         own = whole[first + part.start : first + part.stop]
                         state[slot][part] = array_namespace(piece.parameters).asarray(own)
-        self.grouping = grouping
-        self._average, self._clip_value = average, clip_value
-        if average:
-            for piece, state in zip(store.pieces, self.state, strict=True):
-                state[AVERAGE] = _zeros(piece.parameters, allocate)
-                state[AVERAGE][...] = piece.parameters
+        for piece, state in zip(store.pieces, self.state, strict=True) if self.decay else ():
+            state[AVERAGE] = _zeros(piece.parameters, self.allocate)
+            state[AVERAGE][...] = piece.parameters
 
     def divide(self, per_step: int) -> None:
         """Make each step ``per_step`` updates, by the gradients of its parts one after the other.
@@ -117,7 +107,7 @@ class Updater:
         ``per_step`` (linear scaling rule); the moving average keeps as much in a step as before.
         """
         self.per_step = per_step
-        self._average **= 1 / per_step
+        self.decay **= 1 / per_step
 
     def counts(self) -> tuple[int, dict[str, int]]:
         """Number of updates and ``left_out``, as ranks with one update in a step count them.
@@ -134,7 +124,7 @@ class Updater:
         self.left_out = self._left_out(left_out, self.steps - updates)
 
     def _left_out(self, before: Mapping[str, int], more: int) -> dict[str, int]:
-        names = [tensor.name for tensor in self._store.arena.tensors]
+        names = [tensor.name for tensor in self.store.arena.tensors]
         found = {name: before.get(name, 0) + more for name in names}
         return {name: count for name, count in found.items() if count}
 
@@ -144,8 +134,8 @@ class Updater:
 
     def slot(self, name: str) -> Array:
         """A slot of the state as a flat array, if the pieces cover the whole arena."""
-        flat = np.empty(self._store.arena.size, self.state[0][name].dtype)
-        for piece, state in zip(self._store.pieces, self.state, strict=True):
+        flat = np.empty(self.store.arena.size, self.state[0][name].dtype)
+        for piece, state in zip(self.store.pieces, self.state, strict=True):
             flat[piece.start : piece.stop] = state[name]
         return flat
 
@@ -153,43 +143,40 @@ class Updater:
         self, groups: Mapping[str, Communicator]
     ) -> list[tuple[Communicator, dict[str, Array]]]:
         """Parameters and optimiser state by name, with the ranks that hold the same."""
-        if not self._store.is_replicated:
+        if not self.store.is_replicated:
             return []
         found = []
-        for piece, state in zip(self._store.pieces, self.state, strict=True):
+        for piece, state in zip(self.store.pieces, self.state, strict=True):
             arrays = {}
-            for tensor, part in overlaps(self._store.arena.tensors, piece):
+            for tensor, part in overlaps(self.store.arena.tensors, piece):
                 arrays[tensor.name] = piece.parameters[part]
                 arrays |= {f"{slot} of {tensor.name}": own[part] for slot, own in state.items()}
             found.append((groups[piece.group], arrays))
         return found
 
     def step(
-        self,
-        lr: float,
-        gradient_scale: float = 1.0,
-        number: int = 0,
+        self, lr: float, gradient_scale: float = 1.0, number: int = 0,
         unused: frozenset[str] = frozenset(),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Update this rank's pieces, but for ``unused`` tensors; ``number`` counts all steps.
 
         ``lr``, that of a step, is multiplied by the rates of groups, and gradients by
         ``gradient_scale``.
         """
-        if self._store.reduction.summation.acts_alone:  # residuals may arrive in later steps
+        if self.store.reduction.summation.acts_alone:  # residuals may arrive in later steps
             unused = self.never_used(unused)
         self.steps += 1
         lr, gradient_scale = lr / self.per_step, gradient_scale * self.per_step
         for name in unused:
             self.left_out[name] = self.left_out.get(name, 0) + 1
         runs = self._runs(unused)
-        if self.optimizer.layerwise or self._clip_value:
+        if self.optimizer.layerwise or self.clip_value:
             self._finish_gradients(gradient_scale)
             gradient_scale = 1.0
         if self.optimizer.layerwise:
             self._step_layerwise(lr, runs)
         else:
-            for piece, state, own in zip(self._store.pieces, self.state, runs, strict=True):
+            for piece, state, own in zip(self.store.pieces, self.state, runs, strict=True):
                 for run in own:
                     group = run.group.at(number)
                     p, g = piece.parameters[run.part], piece.gradients[run.part]
@@ -201,13 +188,13 @@ class Updater:
 
     def average(self) -> None:
         """Move the averages, if there are any, towards the parameters."""
-        for piece, state in zip(self._store.pieces, self.state) if self._average else ():
-            state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+        for piece, state in zip(self.store.pieces, self.state) if self.decay else ():
+            state[AVERAGE] += (1.0 - self.decay) * (piece.parameters - state[AVERAGE])
 
     def _finish_gradients(self, scale: float) -> None:
         """Scale the gradients in place, and clip each of their numbers."""
-        limit = self._clip_value
-        for piece in self._store.pieces:
+        limit = self.clip_value
+        for piece in self.store.pieces:
             gradients = piece.gradients
             if scale != 1.0:
                 gradients[...] *= scale
@@ -216,7 +203,7 @@ class Updater:
 
     def _step_layerwise(self, lr: float, runs: list[list[_Run]]) -> None:
         """Update by a layerwise optimiser: all directions first, as the rates need them."""
-        pieces = list(zip(self._store.pieces, self.state, runs, strict=True))
+        pieces = list(zip(self.store.pieces, self.state, runs, strict=True))
         directions = []
         for piece, state, own in pieces:
             direction = array_namespace(piece.parameters).zeros_like(piece.parameters)
@@ -233,11 +220,11 @@ class Updater:
 
     def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
         """The rate of each element of each piece, by the norms of whole tensors; collective."""
-        return self._gradient.trust_rates(lr, self.grouping, directions)
+        return self.gradient.trust_rates(lr, self.grouping, directions)
 
     def exchange(self) -> None:
         """Swap parameters and their averages in this rank's pieces; a second call swaps back."""
-        for piece, state in zip(self._store.pieces, self.state, strict=True):
+        for piece, state in zip(self.store.pieces, self.state, strict=True):
             trained = piece.parameters.copy()
             piece.parameters[...] = state[AVERAGE]
             state[AVERAGE][...] = trained
@@ -246,14 +233,14 @@ class Updater:
         """The runs of each piece, reused from the step before if nothing changed."""
         apart = frozenset(entry for entry in self.left_out.items() if entry[0] not in unused)
         if self._latest_runs is None or self._latest_runs[0] != (unused, apart):
-            runs = [self._runs_of(piece, unused) for piece in self._store.pieces]
+            runs = [self._runs_of(piece, unused) for piece in self.store.pieces]
             self._latest_runs = (unused, apart), runs
         return self._latest_runs[1]
 
     def _runs_of(self, piece: Piece, unused: frozenset[str]) -> list[_Run]:
         """The runs of a piece, in order, without unused tensors."""
         found: list[_Run] = []
-        for tensor, part in overlaps(self._store.arena.tensors, piece):
+        for tensor, part in overlaps(self.store.arena.tensors, piece):
             if tensor.name in unused:
                 continue
             shape = tensor.shape if self.optimizer.whole else None

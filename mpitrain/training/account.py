@@ -118,18 +118,10 @@ class Account:
         if is_first and source:
             labels, counted = source.labels_taken, source.counted
         return StepReport(
-            own if parts.summation.is_finite else nan,
-            seconds,
-            comm_seconds + self._published,
-            sum(waited.values()) + self.met,
-            feed.read_seconds,
-            parts.stop.raised(),
-            sent,
-            shared,
-            bool(parts.purity.faults()),
-            labels,
-            counted,
-        )
+            own if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
+            sum(waited.values()) + self.met, feed.read_seconds, parts.stop.raised(), sent, shared,
+            bool(parts.purity.faults()), labels, counted,
+        )  # fmt: skip
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
         """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks."""
@@ -153,21 +145,15 @@ class Account:
             self._drift = agreed.drift
         ranks, samples = self._comm.size, taken.samples
         return Step(
-            step=taken.step,
-            epoch=taken.epoch,
-            samples=samples,
-            loss=agreed.loss,
-            grad_norm=agreed.grad_norm / taken.scale,
-            lr=taken.lr,
-            seconds=agreed.seconds / ranks,
+            step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
+            grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,
             samples_per_s=samples * ranks / agreed.seconds,
             comm_share=min(1.0, agreed.comm_seconds / agreed.seconds),
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
-            sent_bytes=agreed.sent_bytes / ranks,
-            shared_bytes=agreed.shared_bytes / ranks,
+            sent_bytes=agreed.sent_bytes / ranks, shared_bytes=agreed.shared_bytes / ranks,
             sync=self.synced(taken.step),
-        )
+        )  # fmt: skip
 
     def synced(self, step: int) -> Synced | UnsetType:
         """Fields of the synchronisation in a record; unset if workers synchronise in every step."""

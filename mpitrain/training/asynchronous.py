@@ -14,6 +14,7 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.summation import uncountable
+from mpitrain.pipeline.actions import Update
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
 from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
@@ -127,7 +128,8 @@ class AsynchronousLoop(Loop):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.window = parts.config.parallel.window
-        parts.updater.divide(parts.passes.updates)
+        actions = parts.passes.runner().actions
+        parts.updater.divide(sum(isinstance(action, Update) for action in actions))
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, batch: Batch) -> list[Step]:

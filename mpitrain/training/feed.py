@@ -59,14 +59,9 @@ class Feed:
         return found
 
     def batches(
-        self,
-        of: str,
-        epoch: int,
-        batches: Iterable[Array],
-        size: int,
-        parts: int,
+        self, of: str, epoch: int, batches: Iterable[Array], size: int, parts: int,
         own: Callable[[int], Sequence[int]],
-    ) -> Generator[tuple[list[Array], Held]]:
+    ) -> Generator[tuple[list[Array], Held]]:  # fmt: skip
         """Yields ``size`` batches at a time, with the samples of this rank's micro-batches.
 
         While the caller works on them, the processes read the next ones.  Collective if reading

@@ -74,14 +74,9 @@ class RangeTest:
 
 
 def find(
-    comm: Communicator,
-    config: Config,
-    make: Callable[[Communicator, Config, Factor], Loop],
-    *,
-    least: float,
-    most: float,
-    steps: int,
-) -> RangeTest:
+    comm: Communicator, config: Config, make: Callable[[Communicator, Config, Factor], Loop], *,
+    least: float, most: float, steps: int,
+) -> RangeTest:  # fmt: skip
     """Train from the initial weights with ``optim.lr`` growing from ``least`` to ``most``.
 
     Each step's rate is the same multiple of the one before.  Nothing is written.  Collective.

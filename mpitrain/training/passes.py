@@ -13,10 +13,10 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
-from mpitrain.nn.context import Terms
+from mpitrain.nn.context import RESTING, Terms
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Weights
-from mpitrain.pipeline.actions import Pipeline, Update
+from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
@@ -54,11 +54,14 @@ class Passes:
         self._cast = CastWeights(store, self.dtype) if config.run.compute != "same" else None
         self.weights: Weights = self._cast or store
         self._schedule = parts.partition.schedule
+        every = parts.partition.of_stage(0)[0]  # others hand their gradient on
+        trained = (n for n, name in enumerate(every) if parts.model.layers[name].shapes())
+        self._leading = frozenset(every[: next(trained, len(every)) + 1])
         self._stages: list[Stage] = []
         first = 0
         for chunk in parts.partition.of_stage(grid.place.stage):
             own = [parts.model.layers[name] for name in chunk]
-            self._stages.append(Stage(own, first, chunk))
+            self._stages.append(Stage(own, first, chunk, self._leading))
             first += len(chunk)
         kind, shape = data.input_dtype, data.input_shape
         self._cut = cut_of(config, grid.context, data)
@@ -79,14 +82,7 @@ class Passes:
     @property
     def parts(self) -> int:
         """Micro-batches of a batch."""
-        pipeline, _ = self.schedule()
-        return pipeline.micro_batches
-
-    @property
-    def updates(self) -> int:
-        """Updates of this rank's parameters in a step."""
-        _, report = self.schedule()
-        return sum(isinstance(action, Update) for action in report.actions[self._place[:2]])
+        return self.schedule()[0].micro_batches
 
     def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
         """The schedule of ``steps`` steps without draining, and its proof."""
@@ -99,17 +95,10 @@ class Passes:
         if steps not in self._runners:
             _, report = self.schedule(steps)
             self._runners[steps] = Runner(
-                self._comm,
-                self._layout,
-                report,
-                self._stages,
-                self.weights,
-                self._inputs,
-                span=self._span,
-                device=self._device,
-                varies=self._data.varies,
-                resting=self.resting(np.arange(0)),
-            )
+                self._comm, self._layout, report, self._stages, self.weights, self._inputs,
+                span=self._span, device=self._device, varies=self._data.varies,
+                resting=self.resting(),
+            )  # fmt: skip
         return self._runners[steps]
 
     def source(
@@ -119,32 +108,23 @@ class Passes:
 
         ``parts``: micro-batches of each batch; 0: those of a step.
         """
+        each, loss = self._data.labels_per_sample, self._model.loss
         return MicroBatches(
-            held,
-            batches,
-            parts or self.parts,
-            self._model.loss,
-            labels_per_sample=self._data.labels_per_sample,
-            dtype=self.dtype,
-            scale=scale,
-            device=self._device,
-            cut=self._cut,
-        )
+            held, batches, parts or self.parts, loss, each, self.dtype, scale, self._device,
+            self._cut,
+        )  # fmt: skip
 
-    def context(
-        self, step: int = 0, indices: Array | None = None, terms: Terms | None = None
-    ) -> nn.Context:
+    def context(self, step: int, indices: Array, terms: Terms | None = None) -> nn.Context:
         """The context of a step, counted from 0, for layers, with samples of these ``indices``.
 
-        Without ``indices`` it is that of a test.  ``terms`` are those of the loss that layers add.
+        ``terms`` are those of the loss that layers add.
         """
-        resting = self.resting(np.arange(0))
-        if indices is None:
-            return resting
-        training = replace(resting, training=True, step=step, samples=indices, terms=terms)
-        return replace(training, replicas=self._replicas)
+        return replace(
+            self.resting(indices), training=True, step=step, terms=terms, replicas=self._replicas,
+            leading=self._leading,
+        )  # fmt: skip
 
-    def resting(self, indices: Array) -> nn.Context:
+    def resting(self, indices: Array = RESTING.samples) -> nn.Context:
         """The context that layers get with a micro-batch of a test; ``indices``: its samples."""
         run = self._config.run
         return nn.Context(
@@ -175,7 +155,7 @@ class Passes:
         if x is None:
             x = self._data.train[:2].inputs
             x = x.astype(self.dtype) if x.dtype.kind == "f" else x
-        y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.context())
+        y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.resting())
         return self._device.get(y)
 
     def forget(self) -> None:

@@ -6,14 +6,14 @@ FAULTS = [
     Fault(
         "clip: the norm of this rank alone", "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/step/gradient.py",
-        "if self._grid.counts(piece.group)\n        ]",
-        "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        ]",
+        "if self.grid.counts(piece.group)\n        ]",
+        "if self.grid.counts(piece.group) and self.grid.comm.rank == 0\n        ]",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch", "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/training/batches.py",
-        "whole = len(self._batches[batch]) * self",
-        "whole = len(self._batches[batch]) // self._parts * self",
+        "whole = len(self.batches[batch]) * self",
+        "whole = len(self.batches[batch]) // self.parts * self",
     ),
     Fault(
         "counts: a backward pass sees gradients over all labels",

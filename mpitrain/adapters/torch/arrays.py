@@ -22,13 +22,13 @@ def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
         ImportError: bfloat16 without ml_dtypes.
         TypeError: NumPy does not have the type, or the tensor is not where ``xp`` computes.
     """
+    if xp is np and tensor.is_cpu and tensor.dtype != torch.bfloat16:
+        found: Array = tensor.numpy(force=True)
+        return found
     values = tensor.detach().resolve_conj().resolve_neg()
     if xp is not np:
         on_device: Array = xp.from_dlpack(values)
         return on_device
-    if values.dtype != torch.bfloat16:
-        found: Array = values.numpy()
-        return found
     kind = needed("ml_dtypes", "bfloat16", "a parameter of bfloat16").bfloat16
     return np.asarray(values.view(torch.int16).numpy().view(kind))
 

@@ -155,7 +155,7 @@ def test_a_last_update_that_spoils_the_parameters_is_no_success(comm, job, monke
     def spoil_at_the_end(updater, *rates):
         step(updater, *rates)
         if updater.steps == 4:
-            updater._store.pieces[0].parameters[...] = np.nan
+            updater.store.pieces[0].parameters[...] = np.nan
 
     step = Updater.step
     monkeypatch.setattr(Updater, "step", spoil_at_the_end)

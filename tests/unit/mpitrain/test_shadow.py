@@ -20,7 +20,7 @@ nn, F = torch.nn, torch.nn.functional
 from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
 from mpitrain.adapters.torch.modules import stand_ins  # noqa: E402
-from mpitrain.adapters.torch.modules.passes import Pass  # noqa: E402
+from mpitrain.adapters.torch.modules.layer import TorchLayer  # noqa: E402
 from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
 from mpitrain.data.generators import random_states  # noqa: E402
 from mpitrain.memory import available  # noqa: E402
@@ -179,8 +179,8 @@ def test_what_another_check_finds_is_told_in_its_words(tmp_path):
 @pytest.mark.parametrize(
     ("where", "name", "times", "words"),
     [
-        (Pass, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean was taken"),
-        (Pass, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean was taken"),
+        (TorchLayer, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean"),
+        (TorchLayer, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean"),
         (TorchLoss, "_of", 3, "the loss is 3 times torch's"),
         (TorchLoss, "_of", float("nan"), "the loss is nan, and .* in torch"),
         (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's"),
@@ -192,8 +192,8 @@ def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
 ):
     usual = getattr(where, name)
 
-    def backward(self, dy, **given):
-        dx, kept = usual(self, dy, **given)
+    def backward(self, *given):
+        dx, kept = usual(self, *given)
         return dx, {key: None if one is None else one * times for key, one in kept.items()}
 
     def _of(self, *given):

@@ -155,3 +155,24 @@ def test_a_data_set_that_shrinks_or_ends_the_program_is_an_error_of_all_ranks():
     shrinking.data.samples = 5
     with pytest.raises(DataError, match="has 5 samples now, and had more when the run began"):
         shrinking[np.array([2, 6])]
+
+
+def test_rows_of_tensors_are_read_at_once():
+    """As one by one, and without a change of anybody's generators."""
+    torch = pytest.importorskip("torch")
+    utils = torch.utils.data
+    x, y = torch.arange(40.0).reshape(10, 2, 2).double(), torch.arange(10)
+    for tensors in [(x, y), (x, y, y.float()), (x, y[:, None])]:
+        whole = utils.TensorDataset(*tensors)
+        for data in [
+            whole,
+            utils.Subset(whole, [4, 2, 9, 0]),
+            utils.Subset(whole, torch.tensor([5, 1, 2])),
+        ]:
+            for which in [slice(3), slice(0), np.array([2, 0, 2])]:
+                found = OwnSamples(data, np.float32)[which]
+                one_by_one = OwnSamples([data[i] for i in range(len(data))], np.float32)[which]
+                for name, wanted in vars(one_by_one).items():
+                    np.testing.assert_array_equal(getattr(found, name), wanted, strict=True)
+    with pytest.raises(DataError, match="sample 1 of TensorDataset is a tuple of 1; a pair is"):
+        OwnSamples(utils.TensorDataset(x), np.float32)[1:3]

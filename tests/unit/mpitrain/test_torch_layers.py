@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -446,6 +447,58 @@ def test_parameters_that_are_frozen_or_unfrozen_later():
     module.requires_grad_(False)
     with pytest.raises(ValueError, match=r"part3: 0\.weight was frozen or unfrozen after"):
         layer.forward(values, np.ones((4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(6, 5), (4, 6)),
+        (nn.ReLU(inplace=True), (4, 6)),
+        (nn.Flatten(), (4, 3, 2)),
+        (nn.LayerNorm(6), (4, 6)),
+        (nn.MaxPool2d(2, return_indices=True), (4, 1, 4, 4)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_passes_of_torchs_own_modules_that_are_watched_no_more(module, shape):
+    """The first pass of a module is watched; later ones have the same bits."""
+    layer = TorchLayer(module, "part3")
+    values, x = values_of(layer), np.random.default_rng(0).normal(size=shape)
+    context = Context(training=True, path=("part3",))
+    found = []
+    for leading in [frozenset[str](), frozenset[str](), frozenset({"part3"})]:
+        given = x.copy()
+        y, saved = layer.forward(values, given, replace(context, leading=leading))
+        dx, kept = layer.backward(values, saved, np.ones_like(y))
+        every = {"x": given, "y": y, "dx": dx, **layer.gradients(values, kept)}
+        found.append({name: one.tobytes() for name, one in every.items()})
+    assert found[0] == found[1] == found[2] | {"dx": found[0]["dx"]}
+    if x.ndim < 4:
+        assert not np.frombuffer(found[2]["dx"]).any(), "nobody takes a gradient by the data"
+
+
+@pytest.mark.parametrize("change", ["frozen", "max_norm", "hook", "forward"])
+def test_a_module_that_is_changed_when_it_is_watched_no_more(change):
+    module = nn.Embedding(3, 6) if change == "max_norm" else nn.Linear(6, 6)
+    x = np.arange(3) if change == "max_norm" else np.ones((3, 6))
+    layer, called = TorchLayer(module, "part3"), []
+    values = values_of(layer)
+    for _ in range(3):
+        y, _ = layer.forward(values, x)
+    why = ""
+    match change:
+        case "frozen":
+            module.weight.requires_grad_(False)
+            why = r"part3: weight was frozen or unfrozen after"
+        case "max_norm":
+            module.max_norm, why = 0.1, r"part3 changes its parameters in its forward pass"
+        case "hook":
+            module.register_forward_hook(lambda *given: called.append(given) or 2 * given[2])
+        case "forward":
+            module.forward = lambda x: called.append(x) or 2 * nn.Linear.forward(module, x)
+    with pytest.raises(ValueError, match=why) if why else nullcontext():
+        np.testing.assert_array_equal(layer.forward(values, x)[0], 2 * y)
+    assert bool(called) == (not why)
 
 
 @pytest.mark.parametrize(("queue", "wanted"), [(0, "default"), (5, "external 5"), (7, None)])

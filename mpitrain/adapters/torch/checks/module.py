@@ -1,7 +1,7 @@
 """Checks of a module at its calls, and the search for whose random numbers it draws."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,17 @@ from mpitrain.adapters.torch.modules.regions import AgreedFault, Share
 from mpitrain.arrays import Shape
 
 
-@contextmanager
-def without_autocast(watched: Watched) -> Iterator[None]:
+def without_autocast(watched: Watched) -> AbstractContextManager[Any]:
     """Say that torch.autocast is on around the trainer, and leave it off within this block."""
-    with ExitStack() as stack:
-        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
             watched.say(
                 ": torch.autocast is on around the trainer, which would not be on in the same "
                 "places in every layout; turn it on in the module's forward(), or take "
                 "run.compute = 'bfloat16'"
             )
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
+            return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:

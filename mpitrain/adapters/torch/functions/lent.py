@@ -20,16 +20,17 @@ class Lent:
 
     Attributes:
         trained: names of the module's parameters, by identity.
+        names: names in the last layer, by names in the module.
         shapes, tied: shapes and full names of other layers' parameters, by names in the last layer.
         values: the parameters of the latest pass that the loss reads.
     """
 
     def __init__(self, layers: Mapping[str, Any]) -> None:
         """Nothing is read yet; ``layers`` are those of a module, or none."""
-        self._layers, self._trains = layers, False
+        self._layers, self._trains, self.names = layers, False, dict[str, str]()
         first: Any = next(iter(layers.values()), None)
         self.trained: Mapping[int, str] = first.trained_names if first else {}
-        self._names, self._gradients = dict[str, str](), dict[str, torch.Tensor]()
+        self._gradients = dict[str, torch.Tensor]()
         self.shapes, self.tied = dict[str, Shape](), dict[str, str]()
         self.values: Tensors = {}
 
@@ -54,15 +55,15 @@ class Lent:
             for own in layer.shapes().keys() - layer.tied.keys():
                 full = self.trained[id(every[layer.prefix + own])]
                 if full in names and layer is last:
-                    self._names[full] = own
+                    self.names[full] = own
                 elif full in names:
-                    there = self._names[full] = _NAME.format(full)
+                    there = self.names[full] = _NAME.format(full)
                     self.tied[there], self.shapes[there] = f"{name}.{own}", layer.shapes()[own]
         last.lent, last.tied = self, {**last.tied, **self.tied}
 
     def take(self, given: Tensors, *, training: bool) -> dict[str, torch.Tensor]:
         """The layer's own ones of the parameters of a pass; the loss has the others."""
-        self.values = {_NAME.format(full): given[own] for full, own in self._names.items()}
+        self.values = {_NAME.format(full): given[own] for full, own in self.names.items()}
         self._trains = training
         return {name: one for name, one in given.items() if name not in self.tied}
 
@@ -74,7 +75,7 @@ class Lent:
 
     def add(self, gradients: Tensors, weight: float) -> None:
         """Add the gradients of a micro-batch's loss, if it trains."""
-        for full, own in self._names.items() if self._trains else ():
+        for full, own in self.names.items() if self._trains else ():
             if (one := gradients.get(_NAME.format(full))) is not None:
                 self._gradients[own] = self._gradients.get(own, 0) + (one * weight).to(one.dtype)
 
@@ -83,6 +84,12 @@ class Lent:
         more, self._gradients = self._gradients, {}
         found: dict[str, Any] = dict.fromkeys(self.shapes) | kept
         return found | {n: g if found[n] is None else found[n] + g for n, g in more.items()}
+
+
+def mark(known: Tensors) -> None:
+    """Let :func:`stray` name these tensors, where they are leaves behind others' outputs."""
+    for name, one in known.items():
+        vars(one)["trained_as"] = name
 
 
 def stray(roots: Tensors, known: Tensors, trained: Mapping[int, str]) -> str:

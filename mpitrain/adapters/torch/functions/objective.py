@@ -149,7 +149,8 @@ class TorchLoss(EqualWeights):
             reduced = reduced._replace(total=_constant(reduced.total, wide, self._unused))
         every = {**wide, **self._lent.values}
         by = gradients(reduced.total, every)
-        if name := stray({"": reduced.total}, every, self._lent.trained):
+        is_apart = reduced.is_known  # torch's own loss of these alone
+        if not is_apart and (name := stray({"": reduced.total}, every, self._lent.trained)):
             self._say(
                 f"loss: {name_of(self.function)} follows from {name} by another way than outputs "
                 "and labels, whose gradient would be lost; return what it reads from the module as "

@@ -100,7 +100,9 @@ class TorchOptimizer(Optimizer):
                 self._single[name] = type(value)
             elif isinstance(value, torch.Tensor) and not value.dim() and shape:
                 self._single[name] = value.dtype
-            elif not isinstance(value, torch.Tensor) or not self._has_room(value, shape):
+            elif not isinstance(value, torch.Tensor) or (
+                value.numel() > prod(shape) if self.whole else tuple(value.shape) != shape
+            ):
                 raise ConfigError(
                     f"optimizer: {self.name} keeps {name}, which is no array of the "
                     "parameters' shape, and no checkpoint would have it; take another one"
@@ -110,9 +112,6 @@ class TorchOptimizer(Optimizer):
         if self.whole:
             self._kept[shape] = found
         return found
-
-    def _has_room(self, value: torch.Tensor, shape: Shape) -> bool:
-        return value.numel() <= prod(shape) if self.whole else tuple(value.shape) == shape
 
     def made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
         """An optimiser of a single parameter, at this rate, that has taken no step."""

@@ -108,8 +108,6 @@ class Watched:
         return is_plain and type(self.region) is Region and not has_hooks(self.module)
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
-        if self.is_known:
-            return cast(self.own_loss(self.module, args, kwargs), self.wide)
         states = states_of_generators()
         before = self._marks()
         with self.source, self.norms():
@@ -249,12 +247,12 @@ class Call:
         return self._run(unknown)
 
     def tried(self, *, loud: bool = False) -> Tensors:
-        """Outputs by name; a trial has no part in batch norm with other ranks.
+        """Outputs by name, in :attr:`Watched.narrow`; no part in batch norm with other ranks.
 
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
         """
         self._begin(replace(self.context, training=False))
-        return self.as_tried(self._run(loud=loud))
+        return cast(self._run(loud=loud), self.watched.narrow)
 
     def _begin(self, context: Context) -> None:
         """Tell the parts that communicate about the pass."""
@@ -263,10 +261,6 @@ class Call:
         set_context(self.watched.module, context, self.xp, counts=self.counts)
         self.watched.norm.begin(context, self.xp, counts=self.counts)
         self.watched.own_loss.step = context.step if context.training else None
-
-    def as_tried(self, outputs: Tensors) -> Tensors:
-        """Outputs in the type in which those of trials are compared."""
-        return cast(outputs, self.watched.narrow)
 
     def _run(self, unknown: Callable[[], None] | None = None, *, loud: bool = False) -> Tensors:
         watched, context, x = self.watched, self.context, self.x
@@ -289,10 +283,7 @@ class Call:
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
-        watched = self.watched
-        if watched.is_known:
-            return nullcontext()
-        return self._again(watched.source, watched.region.repeats, self._begun)
+        return self._again(self.watched.source, self.watched.region.repeats, self._begun)
 
     @contextmanager
     def _again(self, source: Any, meets: bool, context: Context) -> Iterator[None]:

@@ -22,7 +22,6 @@ from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial,
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 
-_HOOKS = "forward_pre", "forward", "backward_pre", "backward"
 #: Modules that stand-ins replace, with results in the shape of their inputs.
 _REPLACED = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
@@ -85,7 +84,12 @@ def expanded(module: nn.Module, after: str | Sequence[str]) -> list[str]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether the module as a whole has hooks for its forward or backward pass."""
-    return any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS)
+    return any(_hooks(module))
+
+
+def _hooks(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    own = module._forward_pre_hooks, module._forward_hooks
+    return *own, module._backward_pre_hooks, module._backward_hooks
 
 
 class _Part:
@@ -134,8 +138,8 @@ class _Part:
         for call in trial.left_out(number):
             part = copies[id(call.module)]
             part.forward = partial(self._result, call.end, call.result)
-            for kind in _HOOKS:
-                getattr(part, f"_{kind}_hooks").clear()
+            for hooks in _hooks(part):
+                hooks.clear()
         for call in trial.calls:
             if call.end == number:
                 copies[id(call.module)].register_forward_hook(_leave)

@@ -1,21 +1,15 @@
 """A torch module as a layer of the trainer."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import (
-    Moved,
     as_array,
-    as_bytes,
     as_tensor,
-    moved,
-    named_tensors,
+    as_tensors,
     on_stream_of,
     same,
     tensors_of,
@@ -25,37 +19,24 @@ from mpitrain.adapters.torch.checks.module import (
     expect_the_same_trained,
     expect_unchanged,
     learn,
-    note_inputs,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import moves, refuse, untouched
-from mpitrain.adapters.torch.checks.probe import (
-    MISFITS,
-    Form,
-    Tensors,
-    expect_outputs,
-    is_due,
-    one_line,
-)
-from mpitrain.adapters.torch.functions.lent import Lent, stray
-from mpitrain.adapters.torch.modules.calls import Call, Watched, changes
-from mpitrain.adapters.torch.modules.drawing import Drawing
-from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
+from mpitrain.adapters.torch.checks.module_class import untouched
+from mpitrain.adapters.torch.checks.probe import is_due
+from mpitrain.adapters.torch.functions.lent import mark, stray
+from mpitrain.adapters.torch.modules.calls import Call, changes
+from mpitrain.adapters.torch.modules.described import TorchModule
 from mpitrain.adapters.torch.modules.expert_parallel import expert_share
-from mpitrain.adapters.torch.modules.passes import Pass
+from mpitrain.adapters.torch.modules.passes import Pass, PlainPass
 from mpitrain.adapters.torch.modules.regions import Region, Share
-from mpitrain.adapters.torch.modules.splits import Plan
-from mpitrain.adapters.torch.modules.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.adapters.torch.modules.tensor_parallel import share
-from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
-from mpitrain.fields import Fields, fields, filled, joined, zeros
+from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
+from mpitrain.fields import fields, filled, joined
 from mpitrain.group import TensorGroup
-from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.layer import Verdict
 
 
-class TorchLayer(Layer):
+class TorchLayer(TorchModule):
     """A module as a layer, for pipelines, ZeRO, checkpoints and all else.
 
     The parameters of a call become the module's for the call, on the CPU or a GPU; nothing is
@@ -70,61 +51,7 @@ class TorchLayer(Layer):
 
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
-
-    Attributes:
-        module: the module, with stand-ins.
-        prefix: prefix of the parameters' names in the whole module.
-        plan: how tensor ranks share the module.
-        experts: names of its modules that hold experts.
-        whole: module whose constants this layer reports: its own, or the one that it and the layers
-            after it are parts of; None for these other layers.
-        trained_names: names of the whole module's trained parameters, by identity.
-        lent: parameters that it holds for the loss.
-        moving: identities of constants of the whole module that change in training.
     """
-
-    holds = True  # autograd's saved tensors are the parameters' memory
-    sees = True
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        name: str = "the module",
-        prefix: str = "",
-        *,
-        takes: Form | None = None,
-        training: bool | None = None,
-    ) -> None:
-        """Make it a layer.
-
-        Args:
-            module: the module.
-            name: name of the module in errors.
-            prefix: prefix of the parameters' names in the whole module.
-            takes: makes one argument of several inputs, as in a ``torch.nn.Sequential``; None: they
-                are arguments.
-            training: mode of the whole module, within which parts may be held in another one.
-
-        Raises:
-            ImpureModule: the module cannot be a layer.
-        """
-        self._given = module
-        self.whole: torch.nn.Module | None = module
-        training = module.training if training is None else training
-        module = with_stand_ins(module, training)
-        refuse(name, module)
-        self.module, self.prefix, self.plan = module, prefix, Plan()
-        self.experts: Sequence[str] = ()
-        self._alone: TorchLayer | None = None
-        self.lent, self.moving = Lent({}), set[int]()
-        self._share = Share(module, Region(TensorGroup()))
-        self._types: dict[str, torch.dtype] = {}
-        self._watched = Watched(name, module, training, self._share.region, takes)
-        self.mixes = any(True for _ in stand_ins(module))
-        self.trained_names = {id(p): n for n, p in self._given.named_parameters()}
-        self._known = dict[Any, Shape]()
-        self._forwards = self._filler = 0
-        self._moved: Moved = {}
 
     def shared(self, group: TensorGroup) -> "TorchLayer":
         """The layer as this rank of a tensor group has it; itself, if the group shares nothing.
@@ -166,163 +93,42 @@ class TorchLayer(Layer):
         found._watched.draws.part = own.region.group.rank if own.axes else 0
         return found
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        """The values in the module; ``rng`` is not used."""
-        values = {name: as_array(p.double()).astype(dtype) for name, p in self._trained()}
-        return {name: xp.asarray(array) for name, array in values.items()}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {name: tuple(p.shape) for name, p in self._trained()} | self.lent.shapes
-
-    def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
-
-    def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Buffers and frozen parameters."""
-        for name, one in named_tensors(self.module).items():
-            if not (isinstance(one, torch.nn.Parameter) and one.requires_grad):
-                yield name, one.detach()
-
-    def brought(self) -> dict[str, Array]:
-        """The bytes of parameters and buffers."""
-        return {name: as_bytes(tensor) for name, tensor in named_tensors(self.module).items()}
-
-    def constants(self) -> dict[str, torch.Tensor]:
-        """Frozen parameters and constant buffers of :attr:`whole`, under all of their names."""
-        if self.whole is None:
-            return {}
-        kept = {
-            id(buffer)
-            for part in self.whole.modules()
-            if moves(part, self.whole.training)
-            for buffer in part.buffers()
-        } | self.moving
-        every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
-        return {
-            name: tensor.detach()
-            for name, tensor in every.items()
-            if isinstance(tensor, torch.Tensor)
-            and id(tensor) not in kept
-            and not tensor.requires_grad
-        }
-
-    def output_shape(self, shape: Shape) -> Shape:
-        """Shape of the output for a sample of zeros, or of ones, which may be lengths of sequences.
-
-        Numbers are tried in the parameters' type first, then integers.
-        """
-        if self._alone is not None:
-            return self._alone.output_shape(shape)
-        key = shape, getattr(shape, "dtype", None)
-        if key not in self._known:
-            self._known[key] = self._asked(shape)
-        return self._known[key]
-
-    def _asked(self, shape: Shape) -> Shape:
-        """As :meth:`output_shape`, by a run of the module."""
-        kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
-        refused: Exception | None = None
-        for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
-            wide = as_array(torch.ones(0, dtype=dtype)).dtype
-            sample = tensors_of(zeros(2, shape, wide), kind)  # one would mix with nothing
-            try:
-                found = self._tried({name: part.fill_(value) for name, part in sample.items()})
-                self._filler = value
-                return found
-            except MISFITS as error:
-                refused = refused or error
-        text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
-        raise ValueError(text) from refused
-
-    def _tried(self, x: Tensors) -> Shape:
-        """Shape of the output for a sample, of several.
-
-        Constants that the module changes are state, if it changes them alike for another sample.
-        """
-        found, moved = self._moved_by(x)
-        if moved:
-            _, others = self._moved_by({n: (part == 0).to(part) for n, part in x.items()})
-            own = named_tensors(self._given)
-            alike = {n for n in moved.keys() & others.keys() if same(moved[n], others[n])}
-            self._watched.state = frozenset(alike & own.keys())
-            self.moving |= {id(own[name]) for name in self._watched.state}
-        expect_outputs(found)
-        if "" in found:
-            return tuple(found[""].shape[1:])
-        return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
-
-    @torch.no_grad()
-    def _moved_by(self, x: Tensors) -> tuple[Tensors, Tensors]:
-        """Outputs for a sample in training mode, and what changes of copies of the constants."""
-        watched, before = self._watched, dict(self._constants())
-        set_context(self.module, RESTING, np, counts=True)
-        watched.norm.begin(RESTING, np, counts=True)
-        watched.state = frozenset(before)  # any of them may be
-        try:
-            with untouched(self.module), watched.in_mode(training=True):
-                fresh = {name: one.clone() for name, one in x.items()}
-                found = watched({name: one.clone() for name, one in before.items()}, fresh)
-        finally:
-            watched.state = frozenset()
-        note_inputs(watched, fresh)
-        if not watched.drew:  # no further trial is needed
-            watched.modes.discard(True)
-            watched.seen.add(True)
-        self.mixes = self.mixes or bool(watched.norm.is_called)
-        after, watched.constants = watched.constants, {}
-        kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
-        return found, {name: after[name] for name in after.keys() - kept}
-
-    def formed(self, outputs: Mapping[str, Any]) -> Any:
-        """Outputs by name in the form in which the module gave its latest ones."""
-        return self._watched.own_loss.form(outputs)
-
-    def give_only_loss(self) -> None:
-        """Leave all outputs but the module's own loss out, if it has one."""
-        self._watched.only_loss = True
-
-    def keep_types(self) -> None:
-        """Compute with each parameter and buffer in the type that it has in the module."""
-        self._types = {name: one.dtype for name, one in named_tensors(self.module).items()}
-        kinds = [kind for kind in self._types.values() if kind.is_floating_point]
-        self._watched.narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
-        self._watched.wide = torch.float64 if torch.float64 in kinds else torch.float32
-
-    @property
-    def draws(self) -> bool:
-        """Whether the module draws random numbers in training."""
-        return True in self._watched.modes
-
-    def drawn(self) -> Iterator[tuple[DrawPlace, Where]]:
-        """Where the latest pass has drawn random numbers, and whose they are."""
-        source, where = self._watched.source, self._watched.draws.where
-        shapes = source.shapes if isinstance(source, Drawing) else {}
-        yield from ((place, where[place]) for place in shapes if place in where)
-
-    @property
-    def keeps_types(self) -> bool:
-        """Whether it computes with each parameter in a type of its own."""
-        return bool(self._types)
-
-    def verdicts(self) -> list[Verdict]:
-        return [self._watched.verdict]
-
-    def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Running values of batch norm, and constants that follow from parameters, by name."""
-        own = {n: b.double() for n, b in self._constants() if n in self._watched.state}
-        return {name: as_array(values).astype(dtype) for name, values in own.items()} | {
-            f"{name}.{own}" if name else own: values
-            for name, part in stand_ins(self.module)
-            for own, values in part.state(dtype).items()
-        }
-
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
         with on_stream_of(x), without_autocast(self._watched):
-            return self._forward(parameters, x, context)
+            found = self._unwatched(parameters, x, context)
+            return found or self._forward(parameters, x, context)
+
+    def _unwatched(
+        self, parameters: Parameters, x: Array, context: Context
+    ) -> tuple[Array, PlainPass] | None:
+        """A pass of one of torch's own modules, which cannot do what :meth:`_forward` watches for.
+
+        None: it may, or this is its first one.
+        """
+        watched, there = self._watched, vars(self.module)["_parameters"]
+        is_tried = watched.is_known and self._forwards and context.training in watched.seen
+        if not (is_tried and len(x) and x.dtype.names is None) or self._types or self.lent.names:
+            return None
+        given = as_tensors({"": x})[""]
+        kind = given.dtype, given.device
+        held = {name: one for name, one in there.items() if one is not None}
+        trained = {name for name, one in held.items() if one.requires_grad}
+        frozen = [held[name] for name in held.keys() - trained]
+        if trained != parameters.keys() or any((p.dtype, p.device) != kind for p in frozen):
+            return None
+        own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
+        given.requires_grad_(given.is_floating_point() and not self._leads(context))
+        mark({f"{self.prefix}{n}": p for n, p in own.items()} | {f"{watched.name}'s input": given})
+        there.update(own)
+        try:
+            y = self.module(given.clone() if watched.changes_input else given)
+        finally:
+            there.update(held)
+        if not isinstance(y, torch.Tensor) or any(one._version for one in own.values()):
+            return None
+        return as_array(y, array_namespace(x)), PlainPass(own, given, y)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         watched = self._watched
@@ -332,7 +138,7 @@ class TorchLayer(Layer):
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
             x = filled(x, 1, self._filler)
-        context = self._in_place(context, len(x))
+        leads, context = self._leads(context), self._in_place(context, len(x))
         kinds = (*self._types.values(), *(p.dtype for p in own.values()))
         kind = next((one for one in kinds if one.is_floating_point), None)
         given = tensors_of(fields(x), kind, every=bool(self._types))
@@ -353,11 +159,10 @@ class TorchLayer(Layer):
             if counts and context.training not in watched.seen:
                 self._learn(call)
             for part in given.values():
-                part.requires_grad_(part.is_floating_point())
+                part.requires_grad_(part.is_floating_point() and not leads)
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
             known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
-            for name, one in known.items():
-                vars(one)["trained_as"] = name
+            mark(known)
             y = call(self._learn)
         if name := stray(y, known, self.trained_names):
             watched.say(
@@ -372,7 +177,7 @@ class TorchLayer(Layer):
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, alone: "TorchLayer") -> None:
+    def _examine(self, call: Call, alone: TorchModule) -> None:
         """Compare this rank's share, on its first batch, with the whole module."""
         comparison = Comparison(self._share, call, alone._watched)
         comparison.expect_same(training=False)
@@ -384,6 +189,11 @@ class TorchLayer(Layer):
     def _learn(self, call: Call) -> None:
         with untouched(self.module), self._share.region.being(is_apart=True):
             learn(call)
+
+    def _leads(self, context: Context) -> bool:
+        """Whether nobody takes a gradient by the input, so that no graph leads to it."""
+        is_first = len(context.path) == 1 and context.path[0] in context.leading
+        return is_first and type(self._share.region) is Region
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.
@@ -399,7 +209,9 @@ class TorchLayer(Layer):
         path = ((inside,) if inside else ()) if is_part else context.path
         return replace(context, samples=samples, path=path)
 
-    def backward(self, parameters: Parameters, saved: Pass, dy: Array) -> tuple[Array, Any]:
+    def backward(
+        self, parameters: Parameters, saved: Pass | PlainPass, dy: Array
+    ) -> tuple[Array, Any]:
         with on_stream_of(dy):
             return saved.backward(dy, meets=bool(self._share.served) or self.mixes)
 
@@ -408,11 +220,3 @@ class TorchLayer(Layer):
             name: None if g is None else as_array(g, array_namespace(parameters[name]))
             for name, g in self.lent.give(kept).items()
         }
-
-    def _buffers(self, like: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Constants, or this rank's parts, in this tensor's type if all have one."""
-        for name, constant in self._constants():
-            here = moved(self._moved, name, constant, like.device)
-            part = self._share.part(name, here)
-            both = part.is_floating_point() and like.is_floating_point() and not self._types
-            yield name, part.to(like.dtype if both else part.dtype)

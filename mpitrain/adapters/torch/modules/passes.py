@@ -7,11 +7,35 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from mpitrain.adapters.torch.arrays import as_array, tensors_of
+from mpitrain.adapters.torch.arrays import as_array, as_tensors, tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors, backward, one_line
 from mpitrain.adapters.torch.modules.calls import Call
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.fields import fields, joined, marks, partial, unused
+
+
+class PlainPass(NamedTuple):
+    """A forward pass of a module of torch's own, by its parameters, its input and its output."""
+
+    own: Tensors
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def backward(
+        self, dy: Array, *, meets: bool = False
+    ) -> tuple[Array, dict[str, torch.Tensor | None]]:
+        """As that of :class:`Pass`; the input's gradient is marked as unused if nobody asks."""
+        xp, every = array_namespace(dy), {**self.own, "": self.x}
+        wanted = {name: one for name, one in every.items() if one.requires_grad}
+        kept = dict[str, torch.Tensor | None].fromkeys(wanted)
+        if wanted and self.y.requires_grad and not unused(dy):
+            by = as_tensors({"": dy}).values()
+            found = torch.autograd.grad([self.y], [*wanted.values()], [*by], allow_unused=True)
+            kept = dict(zip(wanted, found, strict=True))
+        if (dx := kept.pop("", None)) is not None:
+            return as_array(dx, xp), kept
+        zeros = xp.zeros(self.x.shape, as_array(self.x, xp).dtype)
+        return partial(zeros, [""] if xp is np else ()), kept
 
 
 class Pass(NamedTuple):

@@ -191,7 +191,7 @@ def _load_into(module: torch.nn.Module, parts: Parts) -> None:
             parts.store.release(index)
             for own, full in parts.arena.names(index).items():
                 values[own] = _whole(parts.arena[full], values[own], parts.grid)
-            kept = parts.passes.context().inside(name).state
+            kept = parts.passes.resting().inside(name).state
             values |= {own: device.get(v) for own, v in kept.items()}
         has = parts.comm.rank if values is not None else parts.comm.size
         values = parts.comm.bcast(values, parts.comm.allreduce(has, MPI.MIN))
