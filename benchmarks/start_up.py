@@ -59,11 +59,12 @@ def started(code: str, folder: str) -> tuple[float, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="fresh processes of each program")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--only", choices=PROGRAMS, help="one of the programs")
+    options = parser.parse_args()
     table = Table("program", "seconds, median", "modules of ours", "lines of ours")
-    for name, code in PROGRAMS.items():
+    for name in [options.only] if options.only else PROGRAMS:
         with tempfile.TemporaryDirectory() as folder:
-            runs = [started(code, folder) for _ in range(repeats)]
+            runs = [started(PROGRAMS[name], folder) for _ in range(options.repeats)]
         _, modules, lines = runs[0]
         table.add_row(name, f"{median(run[0] for run in runs):.2f}", f"{modules}", f"{lines:,}")
     Console().print(table)

@@ -30,6 +30,13 @@ def test_the_shadow_calls_the_module_more_often(tmp_path):
     assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
 
 
+def test_importing_collectives_loads_three_modules():
+    words = ["-m", "benchmarks.start_up", "--repeats=1", "--only=import collectives"]
+    told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    *_, modules, lines = told.stdout.splitlines()[-2].replace("│", "").split()
+    assert int(modules) == 3 and int(lines) < 400
+
+
 def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]

@@ -217,7 +217,6 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
     [
         ("schedules --times 1e-300 1 1e300", "give times that are less unequal"),
         ("schedules -p 100000", "100000 stages with 8 micro-batches and 2 chunks are too many"),
-        ("schedules 1f1b --html /dev/full", "No space left on device; name another file or folder"),
         ("partition /dev/zero -n 2", "/dev/zero cannot be read: it is a device, not an ordinary"),
         ("partition profile.txt -n 999999999", "-n 999999999: 1 layers on as many workers"),
         (
