@@ -35,12 +35,6 @@ def test_counts_and_displacements(comm):
     assert not blocks[2 * comm.size :].any()
 
 
-def test_share_warns_and_returns_the_array(comm):
-    array = np.zeros(3)
-    with pytest.warns(DeprecationWarning, match=r"comm\.empty"):
-        assert comm.share(array) is array
-
-
 BAD = {
     "not contiguous": lambda: (np.zeros(10)[::2], np.zeros(5)),
     "read-only": lambda: (np.zeros(3), np.frombuffer(bytes(24))),
