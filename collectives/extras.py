@@ -20,11 +20,11 @@ class Extra:
     def load(self) -> Any:
         """The function or class."""
         module, _, name = self.where.partition(":")
-        if module not in sys.modules:
-            before = random.getstate()
-            import_module(module)
+        before = None if module in sys.modules else random.getstate()
+        found = import_module(module)  # which waits where another thread imports it
+        if before is not None:
             random.setstate(before)  # rich draws when it is imported
-        return getattr(sys.modules[module], name)
+        return getattr(found, name)
 
     #: As of :func:`functools.wraps`: ``inspect`` sees the object's own parameters.
     __wrapped__ = property(load)

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_the_core_imports_no_extra():
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.where)
 def test_every_extra_is_there(extra):
     assert callable(extra.load())
+
+
+def test_threads_load_an_extra_once_it_is_whole(tmp_path, monkeypatch):
+    code = "import time\nbegun = True\ntime.sleep(0.2)\ndef wanted(): return 7\n"
+    (tmp_path / "slow_extra.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda _: collectives.extras.Extra("slow_extra:wanted")(), range(4))
+    assert [*found] == [7] * 4
 
 
 ALLREDUCE = """
