@@ -40,7 +40,7 @@ CASES = {
         adamw,
         lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
     ),
-    "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05), None),
+    "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05, eps=(1e-8, 1e-3)), None),
     "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
     "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
     "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
