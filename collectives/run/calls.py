@@ -51,13 +51,13 @@ class Numbers:
         self.turns: dict[tuple[int, ...], int] = {}
 
     def next(self, *pair: int) -> int:
-        """That of the next call of all ranks, or of the next message of two."""
+        """Number of the next call of all ranks, or of the next message of two."""
         self.turns[pair] = turn = self.turns.get(pair, 0) + 1
         number = abs(hash((self.name, *pair, turn)))
         return ~number if pair else number
 
     def of(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> list[int]:
-        """Those of a call with these arguments."""
+        """Numbers of a call with these arguments."""
         if name not in _PLACES:
             return [self.next()]
         dest, source = (_peer(given, named, *each) for each in zip(_PLACES[name], _PEERS))

@@ -48,7 +48,7 @@ class Site:
 
 
 class Recorder:
-    """What a rank has called, in all its threads."""
+    """Calls of a rank, in all its threads."""
 
     def __init__(self) -> None:
         self.sites: dict[tuple[str, int, int, str], Site] = {}

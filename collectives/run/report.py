@@ -44,7 +44,7 @@ def sites(found: Sequence[Cost]) -> str:
 
 
 def gains(found: Iterable[Site]) -> str:
-    """Which algorithm each collective of this rank took, call site by call site."""
+    """Algorithms that this rank's collectives took, call site by call site."""
     lines = ["    calls      bytes  call, algorithm and why"]
     for site in sorted(found, key=lambda site: -site.nbytes):
         for (algorithm, why), calls in site.took.items():

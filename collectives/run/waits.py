@@ -14,7 +14,7 @@ Wait = tuple[float, float, int, float, int]
 
 
 class Ran(NamedTuple):
-    """What a rank brings: seconds, call sites by number, calls in the sample on rank 0's clock."""
+    """A rank's run: seconds, call sites by number, calls in the sample on rank 0's clock."""
 
     seconds: float
     sites: list[Site]

@@ -214,7 +214,7 @@ HOST = Kernels()
 
 
 def _in_cache(*arrays: Array) -> Iterator[list[Array]]:
-    """The same parts of several arrays in turn, so small that what is computed stays in cache."""
+    """Parts of several arrays in step, so small that what is computed stays in cache."""
     for start in range(0, len(arrays[0]), _BLOCK):
         yield [one[start : start + _BLOCK] for one in arrays]
 

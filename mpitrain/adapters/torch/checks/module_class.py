@@ -1,4 +1,4 @@
-"""What modules are by their classes, parameters, buffers, modes and attributes."""
+"""Facts about modules by their classes, parameters, buffers, modes and attributes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

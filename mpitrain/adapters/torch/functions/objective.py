@@ -197,7 +197,7 @@ class TorchLoss(EqualWeights):
 
     @torch.no_grad()
     def counts(self, labels: Array, kind: Any = np.float64) -> list[float]:
-        """What counts in some labels, in each of the sums, computed in ``kind``.
+        """Numbers that count in some labels, in each of the sums, computed in ``kind``.
 
         The function is called with outputs that are not there: NaN where it goes by these.
         """

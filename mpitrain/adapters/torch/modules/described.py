@@ -1,4 +1,4 @@
-"""What a torch module is as a layer: its tensors, its shapes, and what is known about it."""
+"""Description of a torch module as a layer: its tensors, its shapes, and what is known about it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -36,7 +36,7 @@ from mpitrain.nn.layer import Verdict
 
 
 class TorchModule(Layer):
-    """What a module is as a layer, besides its passes.
+    """A module as a layer, but for its passes.
 
     Attributes:
         module: the module, with stand-ins.
