@@ -77,7 +77,7 @@ __getattr__, __dir__ = names_of(
         "collectives.execution.transport.cuda_ipc": "exchange release",
         "collectives.execution.transport.cuda_memory": "CudaMemory",
         "collectives.execution.transport.cuda_probe": "probe",
-        "collectives.execution.transport.delayed": "clock delayed",
+        "collectives.execution.transport.delayed": "delayed",
         "collectives.execution.transport.device": "StagedTransport",
         "collectives.execution.transport.shared_memory": "NodeMemory",
         "collectives.execution.transport.slots": "Slots",

@@ -14,6 +14,7 @@ from collectives.calls.buffer_protocols import small_float
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
+from collectives.clocks import clock
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
@@ -100,7 +101,7 @@ class Resources:
 
     def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
         """Raises on all ranks if messages cannot say when they are due."""
-        clocks = np.array([extras.clock(), -extras.clock()])
+        clocks = np.array([clock(), -clock()])
         self.wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
         if clocks[0] != -clocks[1]:
             raise CollectiveError(

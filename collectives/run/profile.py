@@ -6,30 +6,10 @@ from time import perf_counter
 
 from mpi4py import MPI
 
+from collectives.clocks import ahead
 from collectives.run.record import MOST, Recorder, sample
 from collectives.run.report import write
 from collectives.run.waits import Ran
-
-
-def ahead(comm: MPI.Intracomm) -> float:
-    """Seconds that this rank's clock is ahead of rank 0's; collective.
-
-    The fastest of eight round trips bounds the error by half of itself (Cristian 1989).  Ranks of a
-    machine have one clock, and its first rank measures for all of them.
-    """
-    clocks = comm.allgather(Path("/proc/sys/kernel/random/boot_id").read_text())
-    best = float("inf"), 0.0
-    for rank in sorted({clocks.index(clock) for clock in clocks} - {0}):
-        for _ in range(8 if comm.rank in (0, rank) else 0):
-            if comm.rank == 0:
-                comm.recv(source=rank)
-                comm.send(perf_counter(), rank)
-            else:
-                there = perf_counter()
-                theirs = comm.sendrecv(None, 0, source=0)
-                back = perf_counter()
-                best = min(best, (back - there, (there + back) / 2 - theirs))
-    return comm.allgather(best[1])[clocks.index(clocks[comm.rank])]
 
 
 class Profile:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -13,13 +13,12 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Meta, Struct
 
+from collectives.clocks import ahead
 from collectives.files import read_regular, replace
 from mpitrain.config import ConfigError
 
 #: The file's name in a run's folder.
 TRACE_FILE = "trace.json"
-#: Round trips to a rank of another machine.
-_TRIPS = 8
 #: Spans that a rank keeps, the last ones.
 _MOST = 200_000
 #: Largest time in a file: thirty years.
@@ -74,10 +73,7 @@ class Trace:
 
         Ranks on its machine share the clock; others measure round trips and take the shortest.
         """
-        zero = comm.bcast(perf_counter())
-        clocks = comm.allgather(_clock())
-        elsewhere = [rank for rank, clock in enumerate(clocks) if clock != clocks[0]]
-        self._zero = zero + _ahead(comm, elsewhere)
+        self._zero = comm.bcast(perf_counter()) + ahead(comm)
 
     @contextmanager
     def to_file(
@@ -184,29 +180,3 @@ def remove_trace(folder: Path) -> None:
         raise ConfigError(
             f"{path} cannot be replaced ({error.strerror}); remove it or choose another run.dir"
         ) from error
-
-
-def _clock() -> str:
-    """Identity of the clock of ``perf_counter``: the running kernel's."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text()
-
-
-def _ahead(comm: MPI.Intracomm, ranks: Iterable[int]) -> float:
-    """Seconds that this rank's clock is ahead of rank 0's; collective.
-
-    The fastest of some round trips bounds the error by half of itself (Cristian 1989).  Only
-    ``ranks`` compare their clocks; the others return 0.
-    """
-    best = (float("inf"), 0.0)
-    for rank in ranks:
-        for _ in range(_TRIPS):
-            if comm.rank == 0:
-                comm.recv(source=rank)
-                comm.send(perf_counter(), rank)
-            elif comm.rank == rank:
-                there = perf_counter()
-                comm.send(None, 0)
-                theirs = comm.recv(source=0)
-                back = perf_counter()
-                best = min(best, (back - there, (there + back) / 2 - theirs))
-    return best[1]

@@ -12,17 +12,14 @@ the slow start of TCP are modelled; what MPI itself takes comes on top where it 
 """
 
 import copyreg
-import os
 import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, isfinite
-from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 from typing import Any, ClassVar, Self
-from zlib import crc32
 
 import numpy as np
 from mpi4py import MPI
@@ -225,13 +222,3 @@ def _reduce(transport: Any) -> Any:
 
 
 copyreg.pickle(_OfLink, _reduce)
-
-
-def clock() -> int:
-    """A number of the clock that this process sees: the same on all ranks that see the same."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        names = os.stat("/proc/self/ns/time").st_ino
-    except OSError:  # no Linux, or one without namespaces of clocks
-        return crc32(os.uname().nodename.encode())
-    return crc32(f"{boot}{names}".encode())

@@ -157,7 +157,7 @@ def test_ranks_that_see_several_clocks_are_refused_together(monkeypatch):
     if MPI.COMM_WORLD.size == 1:
         pytest.skip("a single rank sees one clock")
     if MPI.COMM_WORLD.rank == 1:
-        monkeypatch.setattr("collectives.execution.transport.delayed.clock", lambda: 7)
+        monkeypatch.setattr("collectives.calls.resources.clock", lambda: 7)
     comm = Communicator(MPI.COMM_WORLD, transport=SOON)
     with pytest.raises(CollectiveError, match="need ranks that see one clock"):
         comm.Allreduce(MPI.IN_PLACE, np.ones(3))

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 from mpi4py import MPI
 
+from collectives import clocks
 from mpitrain.config import ConfigError
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
@@ -21,8 +22,9 @@ RANKS = MPI.COMM_WORLD.size
 
 def test_clocks_of_other_machines_are_set_by_round_trips(comm, monkeypatch):
     ahead = 1000.0 * comm.rank
-    monkeypatch.setattr(trace_module, "_clock", lambda: str(comm.rank))
-    monkeypatch.setattr(trace_module, "perf_counter", lambda: time.perf_counter() + ahead)
+    monkeypatch.setattr(clocks, "clock", lambda: comm.rank)
+    for module in (clocks, trace_module):
+        monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + ahead)
     trace = Trace(comm.rank)
     trace.align(comm)
     comm.Barrier()

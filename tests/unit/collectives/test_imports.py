@@ -86,7 +86,7 @@ def test_importing_starts_no_mpi(module):
 
 #: Folders and modules from the ground up: each imports only what is on its floor or below it.
 FLOORS = (
-    {"codec", "environment", "errors", "extras", "files"},
+    {"clocks", "codec", "environment", "errors", "extras", "files"},
     {"about", "contracts", "launchers"},
     {"failure", "schedule"},
     {"algorithms"},
