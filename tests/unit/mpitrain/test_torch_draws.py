@@ -1,5 +1,6 @@
 """Random numbers of torch modules depend on seed, step, place, sample and position alone."""
 
+from copy import deepcopy
 from dataclasses import replace
 from math import sqrt
 
@@ -41,6 +42,11 @@ def flat(x):
     return functional.dropout(x.flatten(0, 1), 0.3).view(x.shape)
 
 
+def both(x, attention):
+    """Heads of a sample lie together, and rows of a sample in turn."""
+    return flat(attends(x, attention))
+
+
 def skips(x, part):
     return x if torch.rand([]) < 0.5 else functional.dropout(part(x), 0.2)
 
@@ -65,6 +71,7 @@ KINDS = {
     "lstm": Calls(lambda x, part: part(x)[0], lstm(batch_first=True)),
     "lstm in turn": Calls(in_turn(lambda x, part: part(x)[0]), lstm()),
     "in turn in one axis": Calls(in_turn(flat)),
+    "together and in turn": Calls(in_turn(both), nn.MultiheadAttention(8, 2, dropout=0.2)),
     "alpha": nn.AlphaDropout(0.3),
     "slopes": nn.RReLU(),
     "pool": nn.Sequential(nn.Unflatten(1, (1, 5)), nn.FractionalMaxPool2d(2, 3)),
@@ -109,6 +116,19 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     if kind not in ("depth", "layer drop", "pool"):  # few results are possible
         assert not any(np.array_equal(one, whole[0]) for one in found)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", ["attention", "in turn in one axis", "together and in turn"])
+def test_a_first_batch_with_zeros_does_not_hide_whose_numbers_are_whose(kind):
+    layer = TorchLayer(deepcopy(KINDS[kind]).double())
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    x = np.random.default_rng(0).normal(size=(5, 5, 8))
+    zeros = x * (np.arange(5) == 2)[:, None, None]
+    layer.forward(values, zeros, CONTEXT)
+    whole = passed(layer, values, x)
+    one = replace(CONTEXT, samples=CONTEXT.samples[[3]], again=True)
+    for found, wanted in zip(passed(layer, values, x[[3]], one), whole, strict=True):
+        np.testing.assert_allclose(found, wanted[[3]], rtol=1e-12, atol=1e-14)
 
 
 def test_padding_changes_no_number():

@@ -1,8 +1,9 @@
 """Checks of a module at its calls, and the search for whose random numbers it draws."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import named_tensors, same
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, close, one_line
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, close, one_line, rows
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
@@ -110,10 +111,10 @@ def learn(call: Call) -> None:
     if fault := draws.settle(*shapes):
         watched.say(f": {fault}{UNKEYED}")
         return
-    known = [draws.where[place] for place in places if place in draws.where]
-    has_several = any(own.axis is not None and own.shape[own.axis] > 1 for own in known)
-    if has_several and not keeps_samples_apart(two):
-        draws.interleave(places & draws.where.keys())
+    several = [place for place in places if draws.has_several(place)]
+    if several and not find_order(call, several):
+        for place in several:
+            find_order(call, [place])
 
 
 def note_inputs(watched: Watched, x: Tensors) -> None:
@@ -125,23 +126,45 @@ def note_inputs(watched: Watched, x: Tensors) -> None:
         watched.say(" changes one of its inputs, of which others may be views: inplace=False")
 
 
-def keeps_samples_apart(call: Call) -> bool:
-    """Whether the first and the last sample draw numbers alone that they draw in the batch."""
-    whole, count = call.of().tried(loud=True), len(call)
-    return all(len(part) == count for part in whole.values() if part.dim()) and all(
-        _is_alone_as(call, whole, row) for row in {0, count - 1}
-    )
+def find_order(call: Call, places: Sequence[DrawPlace]) -> bool:
+    """Find out how the several numbers of samples lie at these places; False: in several ways.
+
+    A sample's results are those that it has alone.  One is taken whose results tell, and other
+    inputs where none do, as where all numbers are factors of zeros.
+    """
+    draws, every = call.watched.draws, [*range(len(call))] if len(call) > 1 else [0, 0]
+    given = call.of(every, samples=np.arange(len(every)))
+    with suppress(*MISFITS):  # a single number has no samples
+        for call in given, moved(given):
+            ways = [_by_row(call, places, together=way) for way in (False, True)]
+            told = (n for n, both in enumerate(zip(*ways, strict=True)) if not alike(*both))
+            for row in islice(told, 1):
+                (alone,) = _by_row(call.of(slice(row, row + 1)), places, together=True)
+                apart, together = (alike(one[row], alone) for one in ways)
+                draws.lay(places, together=together or not apart)
+                return apart or together
+    draws.lay(places, together=True)
+    return True
 
 
-def _is_alone_as(call: Call, whole: Tensors, row: int) -> bool:
-    """Whether a sample alone has the results that it has in the results of its batch."""
-    one = slice(row, row + 1)
-    try:
-        found = call.of(one).tried(loud=True)
-        wanted = {name: part[one] for name, part in of_samples(whole).items()}
-        return alike(wanted, of_samples(found))
-    except MISFITS:  # a single number has no samples
-        return False
+def moved(call: Call) -> Call:
+    """The call with numbers of a normal distribution added to its inputs."""
+    source = torch.Generator().manual_seed(0)
+    x = {
+        name: part + torch.randn(part.shape, generator=source).to(part)
+        if part.is_floating_point()
+        else part
+        for name, part in call.x.items()
+    }
+    return replace(call, x=x)
+
+
+def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[Tensors]:
+    """Results by sample, where a place's numbers lie in this way, and show whose they are."""
+    call.watched.draws.lay(places, together=together)
+    found = of_samples(call.of().tried(loud=places[0] if len(places) == 1 else True))
+    found = {name: part for name, part in found.items() if len(part) == len(call)}
+    return [rows(found, row) for row in range(len(call))]
 
 
 def of_samples(results: Tensors) -> Tensors:

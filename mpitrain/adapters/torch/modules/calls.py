@@ -16,7 +16,7 @@ from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast,
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
-from mpitrain.adapters.torch.modules.draws import Draws
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
 from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, set_context
 from mpitrain.arrays import Array
@@ -246,7 +246,7 @@ class Call:
         self._begin(self.context)
         return self._run(unknown)
 
-    def tried(self, *, loud: bool = False) -> Tensors:
+    def tried(self, *, loud: bool | DrawPlace = False) -> Tensors:
         """Outputs by name, in :attr:`Watched.narrow`; no part in batch norm with other ranks.
 
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
@@ -262,7 +262,9 @@ class Call:
         self.watched.norm.begin(context, self.xp, counts=self.counts)
         self.watched.own_loss.step = context.step if context.training else None
 
-    def _run(self, unknown: Callable[[], None] | None = None, *, loud: bool = False) -> Tensors:
+    def _run(
+        self, unknown: Callable[[], None] | None = None, *, loud: bool | DrawPlace = False
+    ) -> Tensors:
         watched, context, x = self.watched, self.context, self.x
         if watched.changes_input:
             x = {name: part.clone() for name, part in x.items()}

@@ -76,6 +76,8 @@ class Distributions:
 
     def _dropout(self, given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
         x, p = given["input"], given["p"]
+        if self._loud:
+            return x * self._open(tuple(x.shape)), torch.ones_like(x, dtype=torch.bool)
         kept = self._below(tuple(x.shape), 1 - p)
         return x * kept * (1 / (1 - p) if p < 1 else 0.0), kept
 

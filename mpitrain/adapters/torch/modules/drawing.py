@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -52,7 +53,7 @@ class Drawing(TorchDispatchMode):
         inputs: tuple[Shape, ...],
         unknown: Callable[[], None] | None = None,
         *,
-        loud: bool = False,
+        loud: bool | DrawPlace = False,
     ) -> None:
         """A pass.
 
@@ -64,7 +65,8 @@ class Drawing(TorchDispatchMode):
             unknown: called when numbers are drawn at a place that is not known yet, to find out
                 about it; None: all samples share the numbers of such a place.
             loud: whether each number is another one, rather than 0 or 1, where it is to be 1 with
-                some probability: a trial sees whose number it is then.
+                some probability: a trial sees whose number it is then.  A place: its numbers do,
+                and all others are the same.
         """
         super().__init__()
         self._draws, self._context, self._xp, self._inputs = draws, context, xp, inputs
@@ -149,7 +151,7 @@ class Drawing(TorchDispatchMode):
                 return operator(*args, **kwargs)
             self.fault = self.fault or f"it draws random numbers within the kernel {whole}"
         else:
-            numbers = Distributions(self._bits, loud=self._loud).of(whole, given)
+            numbers = Distributions(self._bits, loud=bool(self._loud)).of(whole, given)
             if numbers is not None:
                 return numbers
         self.fault = self.fault or f"it draws random numbers by torch.ops.aten.{whole}"
@@ -163,6 +165,8 @@ class Drawing(TorchDispatchMode):
         place = self._place()
         self.shapes[place] = shape
         samples = self._context.samples
+        if self._loud not in (False, True, place):
+            return self._xp.full(prod(shape), 2**63, np.uint64)
         where = self._draws.where.get(place)
         if where is None and self._unknown is not None:
             self._unknown()

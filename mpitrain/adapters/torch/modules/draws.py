@@ -159,9 +159,14 @@ class Draws:
             found[axis] = self.part * shape[axis]
         return tuple(found)
 
-    def interleave(self, places: Iterable[DrawPlace]) -> None:
-        """Take the several numbers of a sample along an axis to lie apart, at these places."""
-        self.where |= {place: self.where[place]._replace(together=False) for place in places}
+    def has_several(self, place: DrawPlace) -> bool:
+        """Whether a sample has several numbers along the axis of the samples at a place."""
+        own = self.where.get(place)
+        return own is not None and own.axis is not None and own.shape[own.axis] > 1
+
+    def lay(self, places: Iterable[DrawPlace], *, together: bool) -> None:
+        """Take the several numbers of a sample along an axis to lie so at these places."""
+        self.where |= {place: self.where[place]._replace(together=together) for place in places}
 
 
 def _where(two: Shape, three: Shape) -> Where | None:
