@@ -131,6 +131,18 @@ def test_a_first_batch_with_zeros_does_not_hide_whose_numbers_are_whose(kind):
         np.testing.assert_allclose(found, wanted[[3]], rtol=1e-12, atol=1e-14)
 
 
+def test_numbers_that_a_sample_of_zeros_does_not_draw_are_keyed():
+    def rarely(x):
+        return torch.where(x > 1, functional.dropout(x, 0.3), x) if (x > 1).any() else x
+
+    layer, x = TorchLayer(Calls(rarely)), np.random.default_rng(0).normal(size=(5, 40))
+    assert layer.output_shape((40,)) == (40,)
+    whole = layer.forward({}, x, CONTEXT)[0]
+    assert not np.array_equal(whole, x)
+    one = replace(CONTEXT, samples=CONTEXT.samples[[3]])
+    np.testing.assert_array_equal(layer.forward({}, x[[3]], one)[0], whole[[3]])
+
+
 def test_padding_changes_no_number():
     """Of queries, keys and heads, along any axis."""
     long, short = (CONTEXT.uniform(shape) for shape in ((3, 7, 9), (3, 5, 6)))
@@ -346,14 +358,13 @@ def test_own_code_around_a_class_of_torch_is_watched(kind, later):
         module.forward = lambda x: noisy(usual(x))
     layer, x = TorchLayer(module), np.ones((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
-    one, _ = layer.forward(values, x, CONTEXT)
+    before = layer.forward(values, x, CONTEXT)[0]
     draws[0] = True
-    if later:
-        with pytest.raises(ValueError, match="draws random numbers"):
-            layer.forward(values, x, CONTEXT)
-    else:  # keyed by the sample
-        np.testing.assert_array_equal(layer.forward(values, x, CONTEXT)[0], one)
-        assert not np.array_equal(layer.forward(values, x, replace(CONTEXT, step=4))[0], one)
+    one = layer.forward(values, x, CONTEXT)[0]
+    assert np.array_equal(one, before) != later
+    alone = replace(CONTEXT, samples=CONTEXT.samples[[3]])
+    np.testing.assert_allclose(layer.forward(values, x[[3]], alone)[0], one[[3]], rtol=1e-12)
+    assert not np.array_equal(layer.forward(values, x, replace(CONTEXT, step=4))[0], one)
 
 
 def test_a_checkpoint_that_does_not_keep_torchs_generator_is_refused():

@@ -231,10 +231,11 @@ class Call:
         context = replace(self.context, samples=self.context.samples[rows])
         return replace(self, x=x, context=replace(context, **changed))
 
-    def __call__(self, learn: Callable[["Call"], None]) -> Tensors:
+    def __call__(self, learn: Callable[["Call"], None], *, meets: bool) -> Tensors:
         """Outputs by name.
 
-        ``learn`` makes trials when random numbers are drawn at a place that is not known.
+        ``learn`` makes trials when random numbers are drawn at a place that is not known.  A pass
+        that draws the first ones is made once more, but where it ``meets`` other ranks.
         """
 
         def unknown() -> None:
@@ -244,7 +245,12 @@ class Call:
             self._begin(self.context)
 
         self._begin(self.context)
-        return self._run(unknown)
+        found = self._run(unknown)
+        if self.watched.drew and not meets:
+            self.watched.modes.add(self.context.training)
+            unknown()
+            found = self._run(unknown)
+        return self._unkeyed(found)
 
     def tried(self, *, loud: bool | DrawPlace = False) -> Tensors:
         """Outputs by name, in :attr:`Watched.narrow`; no part in batch norm with other ranks.
@@ -252,7 +258,13 @@ class Call:
         With ``loud``, random numbers show whose they are (:class:`Drawing`).
         """
         self._begin(replace(self.context, training=False))
-        return cast(self._run(loud=loud), self.watched.narrow)
+        return cast(self._unkeyed(self._run(loud=loud)), self.watched.narrow)
+
+    def _unkeyed(self, found: Tensors) -> Tensors:
+        """Outputs of a pass that drew no numbers which nobody has keyed."""
+        if self.watched.drew:
+            self.watched.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
+        return found
 
     def _begin(self, context: Context) -> None:
         """Tell the parts that communicate about the pass."""
@@ -278,10 +290,7 @@ class Call:
             )
         values = {**self.values, **{name: self.values[name].clone() for name in watched.state}}
         with watched.in_mode(training=context.training):
-            found = watched(values, x)
-        if watched.drew:
-            watched.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
-        return found
+            return watched(values, x)
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
