@@ -25,7 +25,7 @@ from collectives import Communicator
 from tests.zoo.judge import Verdict, judge
 from tests.zoo.mistakes import KINDS
 
-COLUMNS = ("told", "told before", "silent", "agrees", "false alarm")
+COLUMNS = ("told", "told before", "silent", "agrees", "told, agrees")
 
 
 def verdicts(comm: Any, seed: int, numbers: range, kinds: list[str]) -> Iterator[Verdict]:
@@ -72,13 +72,13 @@ def main() -> int:
         for one in verdicts(comm, options.seed, numbers, options.kinds):
             faulthandler.dump_traceback_later(600, exit=True)
             found.append(one)
-            if comm.rank == 0 and (one.right or one.planted in ("silent", "false alarm")):
+            if comm.rank == 0 and (one.right or one.planted in ("silent", "told, agrees")):
                 said = f"{one.right or 'right'}; {one.kind}: {one.planted} {one.text}"
                 print(f"draw {one.number} ({one.words}): {said}", flush=True)
         if comm.rank == 0:
             print(table(found))
     faulthandler.cancel_dump_traceback_later()
-    return int(any(one.right or one.planted == "false alarm" for one in found))
+    return int(any(one.right for one in found))
 
 
 if __name__ == "__main__":

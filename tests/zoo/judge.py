@@ -110,7 +110,7 @@ class Verdict(NamedTuple):
     Attributes:
         number, kind, words: of the draw, its mistake, and all that was drawn.
         right: what is wrong with the right program, or "".
-        planted: "told", "told before", "silent", "agrees" or "false alarm".
+        planted: "told", "told before", "silent", "agrees" or "told, agrees" (in these layouts).
         text: words of the error.
     """
 
@@ -163,4 +163,4 @@ def _planted(made: Callable[..., Program], run: Callable[..., Trained]) -> tuple
             return "told before", found.error
         if found.apart(wanted) > OTHER:
             return ("told" if told.error else "silent"), told.error or told.off
-    return ("false alarm" if told.error else "agrees"), told.error
+    return ("told, agrees" if told.error else "agrees"), told.error
