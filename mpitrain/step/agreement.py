@@ -107,7 +107,8 @@ class Agreed(StepReport):
     Attributes:
         grad_norm: Euclidean norm of the global gradient, before clipping; if workers have gradients
             of their own, the root of the mean square of their norms.
-        own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.
+        own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.  Both
+            are times the loss scale.
         factor: factor on this worker's gradient as it is, which makes it a mean over what counts;
             loss and norms have it.
         unused: names of the tensors that had no part in the loss on any rank.

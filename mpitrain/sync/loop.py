@@ -104,7 +104,7 @@ class DriftingLoop(SynchronousLoop):
             began = perf_counter()
             self._strategy.after_step(parts.steps_done)
             seconds = perf_counter() - began
-        return seconds + super().exchange()
+        return seconds
 
     def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now, perhaps with a straggler's; collective.

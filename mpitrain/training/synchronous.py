@@ -30,7 +30,7 @@ class SynchronousLoop(Loop):
         """The ranks that share the gradient of the next step."""
         return self.parts.gradient.ranks
 
-    @np.errstate(over="ignore", invalid="ignore")
+    @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite tells of both
     def step(self, batch: Batch) -> Sequence[Record]:
         """Train on a batch: one update.
 
@@ -39,16 +39,16 @@ class SynchronousLoop(Loop):
                 before this step.
             Exception: as :meth:`Loop.step`.
         """
-        parts, number = self.parts, self.parts.steps_done
+        parts, done = self.parts, self.parts.steps_done
         parts.expect_open()
         parts.before_step(parts)
-        rate, scale = parts.rates.rate(number), parts.scale.value
-        taken = Taken(number + 1, batch.epoch, len(batch.indices[0]), rate, scale)
-        state = {name: values.copy() for name, values in parts.state.items()}
-        source = self._source(batch)
+        (indices,), rate, scale = batch.indices, parts.rates.rate(done), parts.scale.value
+        taken = Taken(done + 1, batch.epoch, len(indices), rate, scale)
+        state = {name: values.copy() for name, values in parts.state.items()}  # running means
+        source = self._micro_batches(batch)
         parts.store.reset()
-        parts.summation.begin(number, scale)
-        loss, comm_seconds = forward_backward(parts, parts.passes, number, source, self.sharers)
+        parts.summation.begin(done, scale)
+        loss, comm_seconds = forward_backward(parts, parts.passes, done, source, self.sharers)
         report = parts.account.report(loss, comm_seconds, source)
         agreed = self.agree(report)
         parts.account.agreed()
@@ -56,12 +56,18 @@ class SynchronousLoop(Loop):
             skipped, seconds = None, self._update(agreed)
         else:
             skipped, seconds = self.roll_back(agreed, loss, source, state), 0.0
-        parts.account.ended(seconds + self.exchange())
-        parts.count(number, batch.indices)
+        parts.passes.forget()
+        seconds += self.exchange()
+        parts.account.ended(seconds)
+        parts.count(done, batch.indices)
         return [skipped] if skipped else self.record(taken, report, agreed)
 
     def agree(self, report: StepReport) -> Agreed:
-        """Share this rank's report of a step with all ranks; collective."""
+        """Share this rank's report of a step with all ranks, and whether to stop; collective.
+
+        Raises:
+            ConfigError: on all ranks: a check of the program's code failed on one.
+        """
         parts = self.parts
         agreed = parts.gradient.agree(report)
         if agreed.faulty:
@@ -72,7 +78,14 @@ class SynchronousLoop(Loop):
     def roll_back(
         self, agreed: Agreed, loss: Scalar, source: MicroBatches, state: Mapping[str, Array]
     ) -> Skipped | None:
-        """Change no parameter, restore the layers' ``state``, lower the loss scale; collective."""
+        """Change no parameter, restore the layers' ``state``, lower the loss scale; collective.
+
+        Returns:
+            The record; None: :meth:`agree` learns of it in a later step.
+
+        Raises:
+            NonFinite: on all ranks: no smaller scale can help.
+        """
         parts, number, scale = self.parts, self.parts.steps_done + 1, self.parts.scale
         parts.summation.rollback()
         for name, values in state.items():
@@ -88,19 +101,18 @@ class SynchronousLoop(Loop):
 
     def exchange(self) -> float:
         """Exchange what is due after a step, taken or skipped; returns seconds; collective."""
-        self.parts.passes.forget()
         return 0.0
 
     def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now; collective after the last step."""
         parts = self.parts
-        if parts.steps_done == parts.total_steps:
+        if parts.steps_done == parts.total_steps:  # no later report has these numbers
             late = parts.comm.allreduce(np.array(parts.account.last().numbers))
             agreed = agreed.plus(StepReport(*late.tolist()))
         return [parts.account.record(taken, agreed)]
 
-    def _source(self, batch: Batch) -> MicroBatches:
-        """The micro-batches of a batch; reads the batch if that was not done."""
+    def _micro_batches(self, batch: Batch) -> MicroBatches:
+        """The micro-batches of a batch; reads it if its loop has not read ahead."""
         parts = self.parts
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
@@ -108,14 +120,16 @@ class SynchronousLoop(Loop):
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.gradients)
 
     def _update(self, agreed: Agreed) -> float:
-        """Update this rank's pieces by the clipped, unscaled gradient, and publish them."""
-        parts, number, scale = self.parts, self.parts.steps_done, self.parts.scale.value
+        """Update this rank's pieces by the clipped, unscaled gradient; returns seconds of
+        publishing them."""
+        parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
         parts.summation.commit(agreed.factor)
         limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
-            factor = clip / scale * agreed.factor
-            parts.updater.step(parts.rates.common(number), factor, number, agreed.unused)
-        parts.scale.went_well()
+            factor = clip / scale * agreed.factor  # by what counts in the loss
+            parts.updater.step(parts.rates.common(done), factor, done, agreed.unused)
         with parts.span("publish", "communicate"):
-            return parts.store.publish()
+            seconds = parts.store.publish()
+        parts.scale.went_well()
+        return seconds
