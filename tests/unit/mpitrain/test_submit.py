@@ -16,7 +16,6 @@ from mpitrain.commands.submit import directives as directives_of
 from mpitrain.config import ConfigError
 from mpitrain.config.examples import copy
 from tests.documents import commands as commands_of
-from tests.pbs import check, directives
 
 ROOT = Path(__file__).parents[3]
 FILES = {
@@ -99,7 +98,6 @@ def test_the_lines_for_pbs_are_those_of_its_manual():
         "#PBS -l filesystems=home:eagle",
         "#PBS -W group_list=x",
     ]
-    assert check(directives("\n".join(lines).replace("-W group_list=x", "-V")))["mpiprocs"] == 8
 
 
 @pytest.mark.parametrize(
@@ -245,15 +243,11 @@ LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in w
 
 @pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
 def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
-    """Scripts for PBS are such as qsub takes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
     Path("job.toml").write_text("")
     out = shown(capsys, *words[words.index("submit") + 1 :])
-    if "pbs" in words:
-        assert check(directives(out))["mpiprocs"] in (4, 12)
-    else:
-        assert "\n#SBATCH --nodes=" in out
+    assert ("\n#PBS -l select=" if "pbs" in words else "\n#SBATCH --nodes=") in out
 
 
 needs_shellcheck = pytest.mark.skipif(
@@ -425,3 +419,37 @@ def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, stat
     returned, calls = contained(tmp_path, status, False, job="train.py", **given)
     assert returned == status
     assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
+
+
+#: What the ranks of a job of PBS do, the job's status, and whether it comes back.
+ENDS = [
+    ("exit 75", 75, True),
+    ("exit 139", 139, True),
+    ("exit 1", 1, False),
+    ("trap 'exit 75' USR1; for _ in {1..200}; do sleep 0.1; done", 75, True),  # told in time
+    ("trap 'exit 75' USR1; kill $PPID; for _ in {1..200}; do sleep 0.1; done", 75, False),  # qdel
+]
+
+
+@pytest.mark.parametrize(("end", "status", "comes_back"), ENDS)
+def test_a_job_of_pbs_comes_back(tmp_path, end, status, comes_back):
+    """The script of jobs/, whose walltime ends soon and whose commands are stand-ins."""
+    fakes = {
+        "mpiexec": f'echo "mpiexec $*" >> calls; {end}',
+        "qstat": "echo ' Resource_List.walltime = 0:0:2'",
+        "qsub": 'echo "qsub $*" >> calls',
+        "python": "",
+    }
+    for name, text in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "nodes").write_text(NODES)
+    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_HOME": str(ROOT), "PBS_JOBID": "7.x"}
+    given |= {"PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    given |= {"MPITRAIN_LAUNCHER": "pals", "MPITRAIN_ARGUMENTS": "job.toml --set a=1"}
+    done = subprocess.run(["bash", ROOT / "jobs/train.pbs"], env=given, timeout=60)
+    assert done.returncode == status
+    started, *again = (tmp_path / "calls").read_text().splitlines()
+    assert started.startswith("mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m mpitrain")
+    assert " train job.toml --set a=1 --resume " in started
+    assert [line[:36] for line in again] == ["qsub -W depend=afterany:7.x -v COLLE"] * comes_back
