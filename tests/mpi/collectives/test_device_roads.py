@@ -94,16 +94,6 @@ def test_buffers_on_two_gpus(cupy):
             comm.Allreduce(items, np.zeros(3), algorithm="ring")
 
 
-def test_allocations_that_mpi_sends_badly(cupy, monkeypatch, caplog):
-    def malloc_async(size):
-        """CuPy's function of that name."""
-
-    monkeypatch.setattr(cupy.cuda, "get_allocator", lambda: malloc_async)
-    with Communicator(MPI.COMM_WORLD, device="direct") as comm:
-        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="ring")
-    assert "CuPy allocates by cudaMallocAsync" in caplog.text
-
-
 @pytest.fixture
 def torch(cupy, monkeypatch):
     """A few names of PyTorch, with a current stream of its own on GPU 1."""

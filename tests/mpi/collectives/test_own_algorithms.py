@@ -1,7 +1,5 @@
 """A program's own algorithms: proved before they run, compared across ranks, run in every form."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -14,7 +12,7 @@ from collectives import (
     UnknownAlgorithm,
     register,
 )
-from collectives.algorithms import ALGORITHMS, butterfly, find, ring
+from collectives.algorithms import butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 
 pytestmark = pytest.mark.mpi
@@ -201,17 +199,6 @@ def test_what_was_proved_is_what_runs(comm, memory):
 
 
 @several
-def test_claims_that_differ_between_ranks(comm):
-    """One of them could not serve the call, and the others wait for the proof."""
-    kept = next(a for a in ALGORITHMS if a.collective == "allreduce" and a.keeps_order)
-    claimed = replace(kept, name="claimed", keeps_order=RANK != 0)
-    op = MPI.Op.Create(lambda a, b, _: None, commute=False)
-    with pytest.raises(MismatchError, match="registered another algorithm of this name"):
-        comm.Allreduce(np.ones(4), np.ones(4), op=op, algorithm=claimed)
-    op.Free()
-
-
-@several
 @pytest.mark.parametrize("is_proved", [False, True])
 @pytest.mark.parametrize("without", [0, SIZE - 1])
 def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without, is_proved):
@@ -232,24 +219,3 @@ def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without, is_proved):
         comm.Allgather(total, np.ones(4 * SIZE), algorithm=f"{path}")
     comm.Allreduce(MPI.IN_PLACE, total, algorithm=name if is_proved else "ring")
     assert (total == SIZE).all()
-
-
-@several
-def test_a_generator_that_fails_in_an_odd_way_on_one_rank(comm):
-    class Speechless(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    for number, wrong in enumerate((SystemExit(0), Speechless(), StopIteration())):
-
-        def odd(rank, size, k=1, wrong=wrong):
-            if k == 2 and RANK == SIZE - 1:
-                raise wrong
-            yield from butterfly.recursive_doubling(rank, size)
-
-        def rounds(rank, size, k=1, odd=odd):
-            return odd(rank, size, k)
-
-        register(Algorithm("allreduce", f"odd_{number}", rounds, chunks=lambda size, k=1: 1))
-        with pytest.raises((ScheduleError, MismatchError), match=type(wrong).__name__):
-            comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=f"odd_{number}:k=2")
