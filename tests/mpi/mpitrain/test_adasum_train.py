@@ -134,11 +134,3 @@ def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
         expected, _ = curve(own, dense, steps=3)
         found, _ = curve(own, replace(dense, sync=Sync(combine="adasum")), steps=3)
         np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.mpi(min_size=3)
-def test_tensors_of_several_stages_are_refused():
-    with pytest.raises(
-        ValueError, match="adasum needs gradients that are summed over the replicas"
-    ):
-        replace(job("gpt", pipe=RANKS), sync=Sync(combine="adasum"))

@@ -131,13 +131,6 @@ def test_modules_of_torch_see_them_too(comm, policy):
     check(comm, asynchronous(policy, pipe=RANKS), layers=of_torch, rtol=1e-11)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
-def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
-    with pytest.raises(ConfigError, match="a torch module needs the weights of the forward pass"):
-        start(comm, asynchronous(policy, pipe=RANKS), objects=UserObjects(layers=of_torch()))
-
-
 @pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
 def test_layers_that_go_forward_again_need_the_weights_of_the_first_time(comm, policy):
     inner = nn.Residual({"up": nn.Recomputed(nn.Linear(16, 16)), "gelu": nn.GELU()})

@@ -14,7 +14,6 @@ from tests.mpi.mpitrain.fits import (
     RANKS,
     Waves,
     assert_alike,
-    assert_interrupted_alike,
     loop,
     made,
 )
@@ -206,10 +205,6 @@ def test_a_loader_of_a_stream(folder, wrapped):
         trainer.fit()
     batches = torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad)
     assert_alike(trainer.module, torchs_own([*batches, *batches]))
-
-
-def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder):
-    assert_interrupted_alike(folder, given(**SPLIT), {})
 
 
 def unmasked(samples):

@@ -137,12 +137,3 @@ class Deaf(torch.nn.Module):
 def test_what_the_cpu_alone_does_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         run("cuda", **{"test_data": None, "metrics": None} | change)
-
-
-def test_a_torch_without_cuda_says_so(monkeypatch):
-    def refuses(array):
-        raise RuntimeError("PyTorch was compiled without CUDA support")
-
-    monkeypatch.setattr(torch, "from_dlpack", refuses)
-    with pytest.raises(ConfigError, match=r"run\.device: torch .* cannot compute in this GPU's"):
-        run("cuda")

@@ -3,7 +3,6 @@
 import pytest
 from mpi4py import MPI
 
-from mpitrain import train
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
@@ -183,20 +182,6 @@ SCHEDULES = [
 def test_schedules_that_cannot_be_are_refused(folder, optimizer, schedule, why):
     with pytest.raises(ConfigError, match=why):
         made(folder, optimizer=optimizer, schedule=schedule)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"resume": "runs/mine"}, r"fit\(resume\): give True or False, not 'runs/mine'"),
-        ({"on_record": "log"}, r"on_record: give a function of a record"),
-    ],
-)
-def test_fit_is_given_other_things(comm, folder, given, message):
-    with made(folder, comm) as trainer, pytest.raises(TypeError, match=message):
-        with pytest.raises(TypeError, match="go_on: give True or False, not 'yes'"):
-            train(trainer, go_on="yes")
-        trainer.fit(**given if comm.rank == comm.size - 1 or "resume" in given else {})
 
 
 @pytest.mark.mpi(min_size=2)

@@ -19,13 +19,13 @@ from mpitrain.group import share
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Skipped, Step, Straggler
 from mpitrain.pipeline.stage import Latest
-from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.sync.loop import DriftingLoop
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.loop import Batch, read_batches
+from mpitrain.training.loop import read_batches
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import (
     StopsAfter,
@@ -417,31 +417,6 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         assert [record.step for record in error.value.before] == [6]
         assert trainer.parts.steps_done == 10
         assert np.isfinite(trainer.parts.strategy.consensus()).all()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("why", ["a gradient", "a signal"])
-def test_who_takes_steps_by_themselves_hears_of_it_where_the_ranks_agree(comm, why):
-    stop = StopFlag()
-    with start(comm, agreeing(), stop=stop) as trainer:
-        batches = list(trainer.parts.sampler.batches(0))
-        told = [trainer.step(Batch(0, [batch])) for batch in batches[:5]]
-        assert told[:4] == [[]] * 4
-        assert [record.step for record in told[4]] == [1, 2, 3, 4, 5]
-        if comm.rank == RANKS - 1:
-            if why == "a signal":
-                stop.reason = "a test"
-            else:
-                trainer.parts.store.parameters[0] = np.nan
-        for batch in batches[5:9]:
-            trainer.step(Batch(0, [batch]))
-        assert not trainer.parts.stopping
-        if why == "a gradient":
-            with pytest.raises(NonFinite, match="not finite at step 6"):
-                trainer.step(Batch(0, [batches[9]]))
-        else:
-            assert trainer.step(Batch(0, [batches[9]]))[-1].step == 10
-            assert trainer.parts.stopping
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(comm):

@@ -94,16 +94,3 @@ def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agr
     reducing = sum(record.seconds * record.comm_share for record in records)
     assert reducing >= 2 * SECONDS
     assert sum(rank.reduction for rank in found) >= 2 * SECONDS * RANKS
-
-
-def test_pipelines_that_do_not_drain_count_their_waits(comm):
-    config = job("convnet", micro_batches=1, schedule="asynchronous", window=4, pipe=min(RANKS, 3))
-    if RANKS > 3:
-        pytest.skip("a pipeline of up to 3 stages")
-    records, times = run(comm, config)
-    assert len(records) == STEPS
-    assert all(0 <= record.wait_share <= 1 for record in records)
-    assert (sum(record.wait_share for record in records) > 0) == (RANKS > 1)
-    for rank in ranks(times.ranks):
-        assert rank.computing > 0
-        assert (rank.waiting > 0) == (RANKS > 1)

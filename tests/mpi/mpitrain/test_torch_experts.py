@@ -413,20 +413,3 @@ REFUSED = [
 def test_what_cannot_be_shared_is_refused_on_all_ranks(folder, model, names, why):
     with pytest.raises(ConfigError, match=why):
         made(folder, model, parallel={"experts": RANKS}, experts=names)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_parts_of_several_blocks_are_refused(folder):
-    """The second router reads what the experts of the first block have made."""
-    with pytest.raises(ConfigError, match=r"of an earlier part.*cut behind each block"):
-        made(
-            folder, MODELS["stack"], parallel={"experts": RANKS}, experts="experts",
-            cuts=["blocks.1"],
-        )  # fmt: skip
-
-
-@pytest.mark.mpi(min_size=2)
-def test_tensor_ranks_are_refused_beside_it(folder):
-    why = "needs whole layers on each rank, and tensor parallelism gives each rank a part of each"
-    with pytest.raises(ConfigError, match=why):
-        made(folder, Reader, parallel={"experts": 2, "tensor": 2}, experts="experts")
