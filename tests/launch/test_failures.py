@@ -149,13 +149,6 @@ def test_the_trouble_of_one_rank_ends_the_job(tmp_path, what):
     assert "rank 0 of" not in ended.stderr or what != "an exception"
 
 
-@pytest.mark.slow
-def test_a_job_that_is_to_go_on_after_an_exception(tmp_path):
-    ended = job(tmp_path, LONELY, COLLECTIVES_ABORT="0")
-    assert "ValueError: a bad sample" in ended.stderr
-    assert "rank 0 goes on" in ended.stdout and "rank 2 goes on" in ended.stdout
-
-
 def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     """Not one that all ranks have."""
     ended = job(
@@ -291,34 +284,6 @@ def test_an_error_in_a_pass_of_one_rank_ends_all_ranks(tmp_path, where, ranks, l
     ended = run(tmp_path, "program.py", where, ranks=ranks, seconds=60)
     assert ended.returncode not in (0, 124)
     assert f"ArithmeticError: the {where} of one rank" in ended.stderr
-
-
-PEACEFUL = {
-    "exits": """
-        with abort_on_exception(comm):
-            comm.Barrier()
-            sys.exit(0)
-        """,
-    "is slow, and in time": """
-        with Communicator(MPI.COMM_WORLD, timeout=3) as comm:
-            for turn in range(3):
-                if comm.rank == turn:
-                    time.sleep(1)
-                comm.Barrier()
-        """,
-    "leaves without closing": """
-        comm = Communicator(MPI.COMM_WORLD, timeout=20)
-        comm.Allreduce(MPI.IN_PLACE, np.ones(10), algorithm="ring")
-        """,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("body", PEACEFUL.values(), ids=PEACEFUL)
-def test_a_peaceful_rank_disturbs_nobody(tmp_path, body):
-    ended = job(tmp_path, body)
-    assert ended.returncode == 0
-    assert not ended.stderr.strip()
 
 
 def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
