@@ -240,14 +240,6 @@ def test_a_blocking_native_call_while_only_some_ranks_have_a_plan_under_way(comm
         assert (other == total(comm)).all()
 
 
-def test_a_communicator_with_a_time_limit_from_outside_is_duplicated(monkeypatch):
-    monkeypatch.setenv("COLLECTIVES_TIMEOUT", "60")
-    with Communicator(MPI.COMM_WORLD) as comm:
-        twin = comm.Dup()
-        expect_well(twin, None)
-        twin.Free()
-
-
 @pytest.mark.parametrize(
     ("setting", "error", "sentence"),
     [
@@ -269,20 +261,6 @@ def test_settings_of_other_types_are_refused_when_the_communicator_is_made(
 ):
     with pytest.raises(error, match=sentence):
         Communicator(MPI.COMM_WORLD, **setting)
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        *((other, "give a name, as in 'ring'") for other in (["ring"], {"ring": 1}, 3, 0, [])),
-        ("rign", "did you mean 'ring'"),
-        ("native:segments=2", "native has no options"),
-    ],
-)
-def test_an_algorithm_that_there_is_not_is_refused_in_a_call(comm, asked, sentence):
-    for _ in range(2):
-        with pytest.raises(UnknownAlgorithm, match=sentence):
-            comm.Allreduce(np.ones(3), np.ones(3), algorithm=asked)
 
 
 def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():

@@ -6,7 +6,6 @@ from mpi4py import MPI
 
 from collectives import (
     Algorithm,
-    Communicator,
     MismatchError,
     ScheduleError,
     UnknownAlgorithm,
@@ -125,15 +124,6 @@ def test_a_schedule_made_of_others_has_the_root_that_is_asked_for(comm):
             comm.Bcast(values, root=1, algorithm=wrong)
 
 
-def test_it_can_be_a_default_and_goes_to_duplicates():
-    with Communicator(MPI.COMM_WORLD, algorithm=OWN) as comm, comm.Dup() as again:
-        for one in (comm, again):
-            total = np.ones(10)
-            one.Allreduce(MPI.IN_PLACE, total)
-            assert one.last_plan.algorithm == "both_ways"
-            assert total.tolist() == [SIZE] * 10
-
-
 @several
 def test_ranks_that_register_different_ones_all_raise(comm):
     rounds = ring.allreduce if RANK == 0 else butterfly.recursive_doubling
@@ -161,22 +151,6 @@ def test_what_was_not_proved_when_it_was_registered_is_proved_before_it_runs(com
         comm.Allreduce(MPI.IN_PLACE, total, algorithm="late:extra=2")
     with pytest.raises(ScheduleError, match=r"ends with recvbuf\[\d\]"):
         comm.Allreduce_init(MPI.IN_PLACE, total, algorithm="late:extra=2,segments=2")
-
-
-@several
-def test_with_checks_an_algorithm_on_some_ranks_only_is_an_error_on_all():
-    register(OWN)
-    only_here = Algorithm("allreduce", "only_here", both_ways, chunks=lambda size: 2 * size)
-    with Communicator(MPI.COMM_WORLD, check=True) as comm:
-        for asked in (OWN if RANK == 0 else "ring", only_here if RANK == 0 else "only_here"):
-            with pytest.raises(MismatchError, match=r"\(own, [0-9a-f]{12}\)"):
-                comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=asked)
-        wrong = Algorithm("allreduce", "wrong", lambda rank, size: iter(()))
-        with pytest.raises(MismatchError, match="never written"):
-            comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=wrong if RANK == 0 else "ring")
-        total = np.ones(4)
-        comm.Allreduce(MPI.IN_PLACE, total, algorithm=OWN)
-        assert total.tolist() == [SIZE] * 4
 
 
 @pytest.mark.parametrize("memory", ["messages", "shared"])

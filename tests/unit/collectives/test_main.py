@@ -15,8 +15,10 @@ ABOUT = {"mpi": "A", "threads": "single"}
 
 UNREADABLE = {
     "no object": [],
+    "no MPI library": {"environment": {}, "results": []},
     "a record without fields": {"environment": ABOUT, "results": [{}]},
     "a time of 0": {"environment": ABOUT, "results": [RECORD | {"p50_us": 0}]},
+    "no algorithm that ran": {"environment": ABOUT, "results": [RECORD | {"ran": ""}]},
 }
 
 
@@ -36,6 +38,10 @@ def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, told):
         (0, "a row of ours needs `ran` and `ranks`"),
         (-1, "Expected `int` >= 0"),
         ("two", "Expected `int`, got `str`"),
+        (2.5, "Expected `int`, got `float`"),
+        (None, "Expected `int`, got `null`"),
+        (10**12, "Expected `int` <= 1048576"),
+        (10**30, "Expected `int` <= 1048576"),
         (64, "allreduce ring on 64 ranks has more than 5000 steps, too many to count"),
     ],
 )
@@ -72,16 +78,33 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
     ("arguments", "sentence"),
     [
         ("verify --ranks 1-x", "write e.g. 1-33,64 or 8..64"),
+        ("simulate --ranks 8..x", "write e.g. 1-33,64 or 8..64"),
         ("verify --ranks 0..4", "write e.g. 1-33,64 or 8..64"),
         ("verify --ranks 5-2", "5-2 is empty; write 2-5"),
+        ("verify --ranks 1,5-2", "5-2 is empty; write 2-5"),
         ("verify --ranks 1-9999999999999", "is more than 1048576 ranks"),
+        ("verify --ranks 1000000000000", "is more than 1048576 ranks"),
+        ("simulate --ranks 8..1000000000000", "is more than 1048576 ranks"),
         ("list -n 1000000000000", "is more than 1048576 ranks"),
+        ("cost -n 1000000000000", "is more than 1048576 ranks"),
+        ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
+        ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
+        ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
         ("list -n 0", "'0' is no whole number above 0"),
+        ("draw ring -n 0", "'0' is no whole number above 0"),
+        ("cost -n 0", "'0' is no whole number above 0"),
         ("cost --reduction 0", "'0' is no number above 0"),
         ("simulate --alpha nan", "'nan' is no finite number from 0 on"),
         ("simulate --bandwidth 0", "'0' is no number above 0"),
+        ("bench allreduce -n 0", "'0' is no whole number above 0"),
+        ("bench allreduce -n -3", "'-3' is no whole number above 0"),
         ("bench allreduce -w -1", "'-1' is no whole number from 0 on"),
+        ("bench allreduce --overlap 0", "'0' is no whole number above 0"),
+        ("bench allreduce -T 0", "'0' is no number above 0"),
+        ("bench allreduce -T nan", "'nan' is no number above 0"),
         ("verify ring", "'ring' is an algorithm; write --algorithm ring"),
+        ("bench allreduce --min-busbw nan", "'nan' is no finite number from 0 on"),
+        ("bench allreduce --min-busbw -1", "'-1' is no finite number from 0 on"),
     ],
 )
 def test_numbers_that_cannot_be(capsys, arguments, sentence):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from collectives.__main__ import main
 from collectives.algorithms import build
 from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
@@ -98,3 +99,12 @@ def test_shapes():
     assert grid(7, 2) == (1, 7)
     with pytest.raises(ValueError, match="there are flat, fat-tree"):
         topology("mesh", 8)
+
+
+def test_the_command(capsys, tmp_path):
+    picture = tmp_path / "s.png"
+    arguments = ["--ranks", "8..32", "--topology", "torus2d", "--plot", str(picture)]
+    assert main(["simulate", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["8", "16", "32"]
+    assert picture.stat().st_size > 1000
