@@ -1,8 +1,6 @@
 """Workers that train by themselves, in the trainer: against processes that know of no others."""
 
-from collections import Counter
 from itertools import islice
-from time import sleep
 
 import numpy as np
 import pytest
@@ -14,10 +12,10 @@ from mpitrain import nn
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Compress, ConfigError, Optim, Sync, Train
+from mpitrain.config import Compress, ConfigError, Optim, Sync
 from mpitrain.group import share
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Skipped, Step, Straggler
+from mpitrain.metrics.records import Skipped, Step
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
@@ -368,37 +366,6 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     known = 24 + KINDS[kind].period  # after the resume it is told with the next exchange
     for one, other in zip(found[known:], expected[known:], strict=True):
         assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_straggler_is_named_where_ranks_agree_late_without_a_message_more(
-    comm, folder, monkeypatch
-):
-    config = replace(config_of("mlp", "local"), train=Train(steps=8, batch_size=100))
-    met, calls, named = Counter(), [], []
-
-    def counted(name, call):
-        return lambda *args, **keys: met.update([name]) or call(*args, **keys)
-
-    def slow(parts):
-        sleep(0.1 if comm.rank == RANKS - 1 else 0.0)
-
-    polled = set()
-    monkeypatch.setattr(Writer, "poll", lambda self: polled.add(trainer.parts.steps_done))
-    for name in ("allgather", "allreduce", "Allreduce"):
-        monkeypatch.setattr(Communicator, name, counted(name, getattr(Communicator, name)))
-    for every in (3, 1000):
-        late = in_folder(config, folder / str(every), agree=4, log_every=every)
-        with start(comm, late, before_step=slow) as trainer:
-            train(trainer)
-        named.append(read_records(folder / str(every) / "metrics.jsonl").of(Straggler))
-        calls.append(met.copy())
-        met.clear()
-    assert [[(one.step, one.rank) for one in found] for found in named] == [
-        [(4, RANKS - 1), (8, RANKS - 1)],
-        [],
-    ]
-    assert calls[0] == calls[1] and polled == {4, 8}
 
 
 def agreeing():

@@ -133,10 +133,3 @@ def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
                 optimizer.step()
     digits = {torch.bfloat16: 1e-3, torch.float16: 1e-4, torch.float64: 1e-6}[kind]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=digits, atol=0)
-
-
-@pytest.mark.skipif(RANKS < 2, reason="a pipeline")
-def test_stages_of_several_types_are_refused(folder):
-    given = {"optimizer": sgd, "dtype": None}
-    with pytest.raises(ConfigError, match=r"of float32 and float64, .*give dtype='float64'"):
-        made(folder, model=lambda: Mixed(torch.float64), parallel={"pipe": 2}, **given)

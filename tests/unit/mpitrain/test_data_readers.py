@@ -13,7 +13,7 @@ from mpitrain.config import Data
 from mpitrain.data import DataError, load
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.idx import load_idx, parse_idx, read_idx
-from mpitrain.data.text import Tokens, load_text
+from mpitrain.data.text import Tokens
 from mpitrain.data.tokens import load_tokens
 
 MAX = 2**32 - 1
@@ -180,14 +180,6 @@ def test_only_the_asked_tokens_are_read():
     assert Watched.read == 2 * 11
 
 
-@pytest.mark.parametrize("units", ["bytes", "characters"])
-@pytest.mark.parametrize(("text", "fraction"), [("", 0.2), ("a", 0.5), ("abcdef" * 10, 0.001)])
-def test_text_without_a_sample_of_each(tmp_path, units, text, fraction):
-    (tmp_path / "text").write_text(text)
-    with pytest.raises(DataError, match=f"has {len(text)} tokens: too few"):
-        load_text(tmp_path / "text", units, 4, fraction)
-
-
 @pytest.fixture
 def folder(tmp_path):
     for name in ("train", "val"):
@@ -202,22 +194,6 @@ def test_the_vocabulary_is_given_or_in_the_meta_file_or_found(folder):
     (folder / "meta.json").write_text(json.dumps({"vocab_size": 64, "other": [1]}))
     assert load_tokens(folder, 4).classes == 64
     assert load_tokens(folder, 4, 50).classes == 50
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "gives no vocabulary"),
-        ("{}", "gives no vocabulary: .*vocab_size"),
-        ('{"vocab_size": 0}', "gives no vocabulary"),
-        ('{"vocab_size": "64"}', "gives no vocabulary"),
-        ('{"vocab_size": 9}', "has token 29, and vocab_size of meta.json is 9"),
-    ],
-)
-def test_meta_files_that_do_not_fit(folder, content, message):
-    (folder / "meta.json").write_text(content)
-    with pytest.raises(DataError, match=message):
-        load_tokens(folder, 4)
 
 
 def test_token_files_that_do_not_fit(folder):

@@ -318,20 +318,6 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     ), told.stdout + told.stderr
 
 
-def test_a_launcher_that_is_not_there_is_a_sentence(tmp_path):
-    for name in ("bash", "sort", "wc"):
-        (tmp_path / name).symlink_to(shutil.which(name))
-    given = {"PATH": str(tmp_path), "MPITRAIN_LAUNCHER": "pals", "PBS_JOBID": "7.x"}
-    (tmp_path / "nodes").write_text(NODES)
-    given |= {"PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
-    for env, message in ((given, "there is no mpiexec"), ({}, "no job of SLURM or PBS")):
-        told = subprocess.run(
-            ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
-            capture_output=True, text=True, env=env,
-        )  # fmt: skip
-        assert told.returncode == 2 and message in told.stderr
-
-
 @needs_shellcheck
 def test_the_scripts_pass_shellcheck():
     jobs = ROOT / "jobs"
@@ -401,15 +387,6 @@ def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_ba
     assert calls[0].startswith("mpiexec -n 4 apptainer exec ")
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
     assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
-
-
-@pytest.mark.parametrize("status", [75, 139])
-@pytest.mark.parametrize("limit", ["", "1"])
-def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, status, limit):
-    given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
-    returned, calls = contained(tmp_path, status, False, job="train.py", **given)
-    assert returned == status
-    assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
 
 
 #: What the ranks of a job of PBS do, the job's status, and whether it comes back.
