@@ -10,17 +10,20 @@ from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
 
 
+@pytest.mark.slow
 def test_first_calls_are_beside_later_ones(tmp_path):
     words = ["-m", "benchmarks.first_call", "-b64", "-e64", "--memory", "numpy", "shared"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[3:]]
     assert [row[:2] for row in rows] == [["64", "numpy"], ["64", "shared"]]
 
 
+@pytest.mark.slow
 def test_a_round_is_shown_in_parts(tmp_path):
     told = run(tmp_path, 2, "-m", "benchmarks.round_cost", "--calls=10")
     assert "a plan in shared memory" in told
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_shadow_calls_the_module_more_often(tmp_path):
     words = [sys.executable, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k"]
@@ -29,6 +32,7 @@ def test_the_shadow_calls_the_module_more_often(tmp_path):
     assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
 
 
+@pytest.mark.slow
 def test_importing_collectives_loads_three_modules():
     words = ["-m", "benchmarks.start_up", "--repeats=1", "--only=import collectives"]
     told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
@@ -36,18 +40,21 @@ def test_importing_collectives_loads_three_modules():
     assert int(modules) == 3 and int(lines) < 400
 
 
+@pytest.mark.slow
 def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
     assert all(int(row[-2]) <= int(row[-1]) for row in rows) and len(rows) == 9  # activations
 
 
+@pytest.mark.slow
 def test_the_link_of_a_search_is_measured(tmp_path):
     call, beta = json.loads(run(tmp_path, 2, "-m", "mpitrain.search.links"))
     assert 0 <= call < 1
     assert 0 < beta < 1e-6  # more than 1 MB/s
 
 
+@pytest.mark.slow
 def test_zigzag_is_beside_ring(tmp_path):
     words = ["-m", "benchmarks.zigzag", "--milliseconds=1", "--plot=zigzag.png"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
