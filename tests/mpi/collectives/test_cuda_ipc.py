@@ -9,7 +9,7 @@ from collectives.errors import InvalidBuffer
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedTransport
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collectives.execution.memory import is_on_device
 from tests import queued_cupy
 from tests.queued_cupy import Machine
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collectives.errors import CollectiveError, UnknownAlgorithm
 from tests import queued_cupy
 from tests.queued_cupy import Machine
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.execution.exact import exact_sum
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 TYPES = [np.float64, np.float32, np.float16, np.complex128]

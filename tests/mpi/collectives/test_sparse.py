@@ -8,7 +8,7 @@ from mpi4py import MPI
 from collectives import InvalidBuffer, MismatchError
 from collectives.sparse import Traffic, sparse_allreduce
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 HEADER = 8

@@ -28,7 +28,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("has_shards", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
     shapes = SHAPES[shapes]

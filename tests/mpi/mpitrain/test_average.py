@@ -98,8 +98,7 @@ def test_of_other_ways_to_update(comm, folder, kind):
     equal(averages, by_hand)
 
 
-@pytest.mark.parametrize("kind", [DataError, ConfigError])
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(("zero", "kind"), [(0, ConfigError), (1, DataError), (3, ConfigError)])
 def test_a_test_that_fails_leaves_the_trained_values(comm, zero, kind):
     with start(comm, averaging(mlp(zero=zero))) as trainer:
         list(islice(trainer.run_epoch(0), 2))

@@ -22,8 +22,15 @@ def cut(comm, length, way, tile=3, **more):
     return Context(positions=positions, training=True, samples=np.arange(2), **more)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("kind", [nn.CausalAttention, nn.Attention])
+@pytest.mark.parametrize(
+    ("kind", "dropout"),
+    [
+        (nn.CausalAttention, 0.0),
+        (nn.CausalAttention, 0.3),
+        (nn.Attention, 0.3),
+        pytest.param(nn.Attention, 0.0, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_is_that_of_one_rank(comm, way, kind, dropout):
     """With pieces of unequal lengths, and heads that the ranks cannot share equally."""

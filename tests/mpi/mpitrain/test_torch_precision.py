@@ -107,8 +107,18 @@ class Mixed(torch.nn.Module):
         return self.last(x.float())
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3, "recompute": True}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "parallel"),
+    [
+        (torch.bfloat16, {"zero": 3, "recompute": True}),
+        (torch.float64, {}),
+        *(
+            pytest.param(kind, {}, marks=pytest.mark.slow)
+            for kind in (torch.bfloat16, torch.float16)
+        ),
+    ],
+    ids=str,
+)
 def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
     """As in torch, with the parameters kept and updated in the widest type."""
     given = {"optimizer": sgd, "test_data": None, "metrics": None, "dtype": None}

@@ -70,10 +70,8 @@ def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folde
     ("key", "value"),
     [
         ("train.epochs", 7),
-        ("train.batch_size", 16),
         ("parallel.overlap", False),
         ("sync.kind", "delayed"),
-        ("checkpoint.background", False),
     ],
 )
 def test_ranks_with_other_jobs_are_told_the_key_and_the_values(comm, key, value):
