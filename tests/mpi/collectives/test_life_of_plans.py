@@ -269,6 +269,21 @@ def test_a_plan_goes_on_while_its_rank_waits_for_a_message(comm):
 
 
 @two_or_more
+def test_a_plan_goes_on_while_its_rank_is_in_another_communicators_collective(comm):
+    with Communicator(MPI.COMM_WORLD) as other:
+        for algorithm in ("ring", "butterfly"):
+            items, others = np.full(50_000, comm.rank), np.full(50_000, comm.rank)
+            plan = comm.Iallreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+            if comm.rank % 2 == 0:
+                other.Allreduce(MPI.IN_PLACE, others, algorithm=algorithm)
+                plan.Wait()
+            else:
+                plan.Wait()
+                other.Allreduce(MPI.IN_PLACE, others, algorithm=algorithm)
+            assert (items == total(comm)).all() and (others == total(comm)).all()
+
+
+@two_or_more
 @pytest.mark.parametrize("algorithm", ["ring", "native"])
 def test_a_plan_under_way_is_not_freed_nor_started(comm, algorithm):
     plan = comm.Allreduce_init(np.ones(50_000), np.zeros(50_000), algorithm=algorithm)
