@@ -63,11 +63,16 @@ def comm(cupy):
 
 
 EVERY = (*roads.CHECKS, *controls.CHECKS, *leaving.CHECKS)
-CHECKS = [one for one in EVERY if not one.is_killed]
+LONG = ("leaving.memory, staged", "leaving.memory, ipc", "leaving.pools, staged")
+CHECKS = [
+    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
+    for one in EVERY
+    if not one.is_killed
+]
 
 
-@pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.quick_on(3)
+@pytest.mark.parametrize("check", CHECKS)
 def test_each_check_of_collectives_on_a_gpu(cupy, check):
     if max(check.ranks) > 1 and MPI.COMM_WORLD.size == 1:
         pytest.skip("for several ranks")
