@@ -268,7 +268,7 @@ def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
         assert [one.step for one in told] == [*range(1, 9)]
 
 
-@pytest.mark.parametrize("kind", ["table", "torch"])
+@pytest.mark.parametrize("kind", [pytest.param("table", marks=pytest.mark.slow), "torch"])
 def test_a_trainer_that_resumes_takes_the_stages_of_its_checkpoint(comm, folder, kind):
     """Not those that the changed profile gives, with which it was made; bit by bit as unbroken."""
     if RANKS not in (2, 3):

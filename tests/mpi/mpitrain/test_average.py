@@ -61,7 +61,9 @@ def alone():
         return trained(one, plain)
 
 
-@pytest.mark.parametrize("layout", few("gpt", RANKS))
+@pytest.mark.parametrize(
+    "layout", few("gpt", RANKS, ("sequence, zero 3", "v, zero bubble", "unequal 1-2-1"))
+)
 def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
     config = averaging(job("gpt", "float32", **layouts("gpt", RANKS)[layout]), folder)
     expected_values, expected, _, expected_test = trained(comm, config)
