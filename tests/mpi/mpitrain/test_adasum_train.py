@@ -105,7 +105,7 @@ def simulated(config, steps):
     ("sync", "layout"),
     [
         (Sync(combine="adasum"), {}),
-        (Sync(combine="adasum"), {"zero": 1}),
+        pytest.param(Sync(combine="adasum"), {"zero": 1}, marks=pytest.mark.slow),
         (Sync(kind="local", period=2, combine="adasum"), {}),
     ],
 )

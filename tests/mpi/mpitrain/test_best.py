@@ -131,7 +131,7 @@ def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
 @pytest.mark.parametrize(
-    "stop", [BEST, 7, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 8))]
+    "stop", [BEST, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 7, 8))]
 )
 def test_a_run_that_was_stopped_ends_after_the_same_step(comm, folder, parallel, stop):
     """Stops after 4 and 8 steps come before the tests that are due there."""

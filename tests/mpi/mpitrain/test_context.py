@@ -112,9 +112,7 @@ def one_process():
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(
-            name, marks=() if name in ("context", "sequence, zero 3") else pytest.mark.slow
-        )
+        pytest.param(name, marks=() if name == "context" else pytest.mark.slow)
         for name in layouts("gpt", RANKS)
     ],
 )

@@ -50,20 +50,28 @@ def test_each_check_of_modules_on_a_gpu(check):
 @pytest.mark.parametrize(
     "change",
     [
-        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
         {"run": {"compute": "bfloat16"}},
-        {"loss": "mean_squared_error", "metrics": ["mae"]},
         {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
-        {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in (
+                {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
+                {"loss": "mean_squared_error", "metrics": ["mae"]},
+                {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+            )
+        ),
     ],
-    ids=["momentum", "bfloat16", "our loss", "labels", "lamb"],
+    ids=["bfloat16", "labels", "momentum", "our loss", "lamb"],
 )
 def test_jobs_have_the_cpus_numbers(change):
     expect_the_cpus(**change)
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3}, {"pipe": 2}])
+@pytest.mark.parametrize(
+    "parallel",
+    [*(pytest.param(how, marks=pytest.mark.slow) for how in ({}, {"zero": 3})), {"pipe": 2}],
+)
 def test_samples_labels_and_outputs_of_several_parts(parallel):
     if RANKS % parallel.get("pipe", 1):
         pytest.skip("no such layout")
