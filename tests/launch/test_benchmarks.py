@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks.compare import table
 from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
 
@@ -79,6 +80,19 @@ def test_torch_is_beside_gloo(tmp_path):
 
 
 @pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
+def test_gloo_is_a_column_of_the_table(collective, tmp_path):
+    how = [collective, "--ranks=2", "-b8", "-e64", "--repeats=1", f"-J{tmp_path}/gloo.json"]
+    command = [sys.executable, "-m", "benchmarks.gloo", *how]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    heads, _, *rows = table([tmp_path / "gloo.json"]).splitlines()
+    assert "Gloo (PyTorch" in heads and heads.count("|") == 3
+    assert [row.split("|")[1].strip() for row in rows] == ["8 B", "64 B"]
+    assert all(float(row.split("|")[2]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_the_matrix_is_tried(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
@@ -92,15 +106,15 @@ def test_tables_are_made_without_ranks(tmp_path):
     assert "| 64 MiB |" in run(tmp_path, 1, "-m", "benchmarks.compare", "--peers", *files)
     few = ["--count=10", "--algorithm=ring"]
     assert "\nring " in run(tmp_path, 1, "-m", "benchmarks.rounding", *few)
-    table = tmp_path / "tuned.json"
+    tuned = tmp_path / "tuned.json"
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
     entry = {
         "mpi": "Open MPI", "collective": "allreduce", "memory": "numpy", "ranks": 2,
         "ranks_per_node": 1, "rules": [rule],
     }  # fmt: skip
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
-    table.write_text(json.dumps({**content, "entries": [entry]}))
-    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", table)
-    told = run(tmp_path, 1, "-m", "benchmarks.portable", table, "-o", tmp_path / "kept.json")
+    tuned.write_text(json.dumps({**content, "entries": [entry]}))
+    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", tuned)
+    told = run(tmp_path, 1, "-m", "benchmarks.portable", tuned, "-o", tmp_path / "kept.json")
     assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
