@@ -245,7 +245,7 @@ sys.exit(main(["train", "job.toml"]))
         ("forward", 2, ""),
         pytest.param("backward", 2, "pipe = 2", marks=pytest.mark.slow),
         pytest.param("loss", 4, "pipe = 2", marks=pytest.mark.slow),
-        ("backward", 4, "zero = 1"),
+        ("backward", 2, "zero = 1"),
     ],
 )
 def test_an_error_in_a_pass_of_one_rank_ends_all_ranks(tmp_path, where, ranks, layout):
