@@ -308,7 +308,7 @@ def test_a_rank_has_the_bytes_of_its_share(comm, folder):
 
 def test_micro_batches_without_samples(folder):
     """A rank without samples serves the rows of others."""
-    given = {"batch_size": 3, "epochs": 1}
+    given = {"batch_size": 3, "epochs": 1, "steps": 4}
     with (
         TemporaryDirectory() as own,
         made(Path(own), Reader, comm=MPI.COMM_SELF, micro_batches=1, **given) as trainer,
