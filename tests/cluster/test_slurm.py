@@ -320,20 +320,6 @@ def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
         shutil.rmtree(runs, ignore_errors=True)
 
 
-@pytest.mark.slow
-def test_bench_leaves_figures_and_plots(cluster, submit, tmp_path):
-    small = ["-b", "8", "-e", "4K", "-f", "8", "-n", "5", "-w", "1", "--repeats", "1"]
-    number = submit("bench.sbatch", *small, BENCH_COLLECTIVES="allreduce allgather")
-    out = ROOT / "runs" / f"bench-{number}"
-    try:
-        assert cluster.wait(number, 90) == "COMPLETED", told(tmp_path)
-        for collective in ("allreduce", "allgather"):
-            assert json.loads((out / f"{collective}.json").read_text())["results"]
-            assert (out / f"{collective}.png").stat().st_size > 1000
-    finally:
-        shutil.rmtree(out, ignore_errors=True)
-
-
 def test_a_sweep_leaves_a_run_for_each_line(cluster, submit, tmp_path, job):
     settings = tmp_path / "settings.txt"
     settings.write_text(

@@ -1,27 +1,30 @@
 """The commands of benchmarks/, started as their README says, on small sizes."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.compare import table
 from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
 
 
+@pytest.mark.slow
 def test_first_calls_are_beside_later_ones(tmp_path):
     words = ["-m", "benchmarks.first_call", "-b64", "-e64", "--memory", "numpy", "shared"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[3:]]
     assert [row[:2] for row in rows] == [["64", "numpy"], ["64", "shared"]]
 
 
+@pytest.mark.slow
 def test_a_round_is_shown_in_parts(tmp_path):
     told = run(tmp_path, 2, "-m", "benchmarks.round_cost", "--calls=10")
     assert "a plan in shared memory" in told
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_shadow_calls_the_module_more_often(tmp_path):
     words = [sys.executable, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k"]
@@ -30,6 +33,7 @@ def test_the_shadow_calls_the_module_more_often(tmp_path):
     assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
 
 
+@pytest.mark.slow
 def test_importing_collectives_loads_three_modules():
     words = ["-m", "benchmarks.start_up", "--repeats=1", "--only=import collectives"]
     told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
@@ -37,6 +41,7 @@ def test_importing_collectives_loads_three_modules():
     assert int(modules) == 3 and int(lines) < 400
 
 
+@pytest.mark.slow
 def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
@@ -44,22 +49,13 @@ def test_schedules_are_rehearsed(tmp_path):
 
 
 @pytest.mark.slow
-def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
-    words = ["digits_mlp", "-n2", "--flops=1e9", "--top=2", "--steps=4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.layouts", *words],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "Kendall's tau" in done.stdout and "times the fastest" in done.stdout
-
-
 def test_the_link_of_a_search_is_measured(tmp_path):
     call, beta = json.loads(run(tmp_path, 2, "-m", "mpitrain.search.links"))
     assert 0 <= call < 1
     assert 0 < beta < 1e-6  # more than 1 MB/s
 
 
+@pytest.mark.slow
 def test_zigzag_is_beside_ring(tmp_path):
     words = ["-m", "benchmarks.zigzag", "--milliseconds=1", "--plot=zigzag.png"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
@@ -84,6 +80,19 @@ def test_torch_is_beside_gloo(tmp_path):
 
 
 @pytest.mark.slow
+@needs_torch
+@pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
+def test_gloo_is_a_column_of_the_table(collective, tmp_path):
+    how = [collective, "--ranks=2", "-b8", "-e64", "--repeats=1", f"-J{tmp_path}/gloo.json"]
+    command = [sys.executable, "-m", "benchmarks.gloo", *how]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    heads, _, *rows = table([tmp_path / "gloo.json"]).splitlines()
+    assert "Gloo (PyTorch" in heads and heads.count("|") == 3
+    assert [row.split("|")[1].strip() for row in rows] == ["8 B", "64 B"]
+    assert all(float(row.split("|")[2]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_the_matrix_is_tried(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
@@ -97,15 +106,15 @@ def test_tables_are_made_without_ranks(tmp_path):
     assert "| 64 MiB |" in run(tmp_path, 1, "-m", "benchmarks.compare", "--peers", *files)
     few = ["--count=10", "--algorithm=ring"]
     assert "\nring " in run(tmp_path, 1, "-m", "benchmarks.rounding", *few)
-    table = tmp_path / "tuned.json"
+    tuned = tmp_path / "tuned.json"
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
     entry = {
         "mpi": "Open MPI", "collective": "allreduce", "memory": "numpy", "ranks": 2,
         "ranks_per_node": 1, "rules": [rule],
     }  # fmt: skip
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
-    table.write_text(json.dumps({**content, "entries": [entry]}))
-    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", table)
-    told = run(tmp_path, 1, "-m", "benchmarks.portable", table, "-o", tmp_path / "kept.json")
+    tuned.write_text(json.dumps({**content, "entries": [entry]}))
+    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", tuned)
+    told = run(tmp_path, 1, "-m", "benchmarks.portable", tuned, "-o", tmp_path / "kept.json")
     assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []

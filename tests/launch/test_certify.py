@@ -83,6 +83,7 @@ def test_a_script_with_a_batch_a_rank(tmp_path, words, status, where, text):
     assert first["repeat"].endswith(f"--steps 2 -- {' '.join(own)}")
 
 
+@pytest.mark.slow
 @needs_launcher
 @needs_torch
 def test_a_rank_that_dies_leaves_no_folder(tmp_path):

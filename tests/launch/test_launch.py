@@ -66,53 +66,6 @@ def test_command_lines_that_differ_are_refused(tmp_path, other):
     assert not tmp_path.joinpath("runs").exists()
 
 
-@pytest.mark.slow
-def test_one_rank_needs_no_launcher(tmp_path):
-    done = train(
-        tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "train.epochs=2", "--set", "run.dir=out"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1 rank, gradients not summed (one replica)" in done.stdout.splitlines()[-1]
-    curve = losses(tmp_path / "out")
-    assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
-
-
-#: Read by every interpreter that starts: these ranks have no scikit-learn and no matplotlib.
-HIDE = """
-import os, sys
-rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
-if rank in os.environ["WITHOUT"].split():
-    sys.modules["sklearn"] = sys.modules["matplotlib"] = None
-"""
-
-
-@pytest.mark.slow
-@needs_launcher
-@pytest.mark.parametrize(("without", "where"), [("0 1", ""), ("1", " (rank 1 of 2, on ")])
-def test_a_package_that_is_missing_is_named_once(tmp_path, monkeypatch, without, where):
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("WITHOUT", without)
-    for command in ("train", "profile"):
-        done = run(tmp_path, "-m", "mpitrain", command, EXAMPLES / "digits.toml", ranks=2)
-        assert done.returncode == 2
-        told = [line for line in done.stderr.splitlines() if "mpitrain" in line]
-        assert len(told) == 1
-        assert told[0].startswith("mpitrain: data.name = 'digits' needs scikit-learn (")
-        assert f"): pip install scikit-learn (the extra 'data'){where}" in told[0]
-        assert "Traceback" not in done.stderr
-
-
-def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("WITHOUT", "0")
-    done = run(tmp_path, "-m", "mpitrain", "schedules", "1f1b", "-o", ".")
-    assert done.returncode == 2 and done.stderr.count("needs matplotlib") == 1
-    assert "pip install matplotlib (the extra 'plot')" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @needs_launcher
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -149,45 +102,6 @@ def test_a_loss_that_is_not_finite_is_reported_once(tmp_path):
     assert len(re.findall(told, done.stderr)) == 1
     assert "Traceback" not in done.stderr
     assert "Warning" not in done.stderr
-
-
-@pytest.mark.slow
-@needs_launcher
-def test_a_report_that_cannot_be_written_ends_the_job_with_one_sentence(tmp_path):
-    (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)
-    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out", ranks=2)
-    assert done.returncode != 0
-    assert done.stderr.count("mpitrain: out/metrics.jsonl cannot be written: Is a directory") == 1
-    assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "out").glob("lock*"))
-
-
-@pytest.mark.slow
-def test_two_jobs_do_not_share_a_folder(tmp_path):
-    arguments = [EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out"]
-    arguments += ["--set", "checkpoint.every=1"]
-    command = [sys.executable, "-m", "mpitrain", "train", *map(str, arguments)]
-    first = subprocess.Popen(
-        [*command, "--set", "train.epochs=100000"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        while not list(tmp_path.glob("out/checkpoints/step-*")):
-            assert first.poll() is None
-            time.sleep(0.05)
-        second = train(tmp_path, *arguments)
-        assert second.returncode == 2
-        assert f"belongs to another job (process {first.pid} on " in second.stderr
-        assert "Traceback" not in second.stderr
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
-    third = train(tmp_path, *arguments, "--resume", "--set", "train.steps=1")
-    assert third.returncode == 0, third.stderr
-    assert "resumed after step" in third.stdout
 
 
 def test_what_does_not_end_by_itself_is_ended(tmp_path):

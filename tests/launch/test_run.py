@@ -70,7 +70,9 @@ print("done", *sys.argv, __name__, world.rank)
 """
 
 
-@pytest.mark.parametrize("options", [None, [], ["--gains"], ["--profile"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param(None, marks=pytest.mark.slow), [], ["--gains"], ["--profile"]], ids=str
+)
 def test_an_unchanged_program_sees_mpi4py(tmp_path, options):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("OURS", str(options is not None)))
@@ -104,19 +106,19 @@ if not {initialize}:
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "status", "said"),
-    [
-        ("if rank: raise FileNotFoundError(2, 'it is gone', 'name')", 1, "it is gone: 'name'"),
-        ("if rank: sys.exit(3)", 3, ""),
-        ("if rank: raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-        ("MPI.Finalize(); sys.exit(4 * rank)", 4, ""),
-        ("import threading; t = threading.Thread(target=list, args=(1,)); t.start(); t.join()", 0,
-         "not iterable"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("initialize", [True, False])
-def test_the_exit_status_is_that_of_the_program(tmp_path, then, status, said, initialize):
+#: Whether mpi4py starts MPI, or the program does; how it ends, its status, and what is said.
+WAYS = [
+    (True, "if rank: raise FileNotFoundError(2, 'it is gone', 'name')", 1, "it is gone: 'name'"),
+    (False, "if rank: sys.exit(3)", 3, ""),
+    (True, "if rank: raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    (False, "MPI.Finalize(); sys.exit(4 * rank)", 4, ""),
+    (True, "import threading; t = threading.Thread(target=list, args=(1,)); t.start(); t.join()", 0,
+     "not iterable"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("initialize", "then", "status", "said"), WAYS)
+def test_the_exit_status_is_that_of_the_program(tmp_path, initialize, then, status, said):
     (tmp_path / "ends.py").write_text(ENDS.format(then=then, initialize=initialize))
     words = ["-m", "collectives", "run", "--profile", "-m", "ends"]
     done = run(tmp_path, *words, ranks=2)

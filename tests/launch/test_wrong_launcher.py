@@ -18,7 +18,7 @@ from collectives.launchers import beside
 from collectives.torch.__main__ import main as torch_main
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.trainer import Trainer
-from tests.launch.programs import LAUNCHER, ROOT, needs_launcher, scratch
+from tests.launch.programs import ROOT, scratch
 from tests.unit.collectives.test_launchers import TOLD
 
 pytestmark = scratch
@@ -160,14 +160,6 @@ def test_the_launcher_of_another_mpi_is_refused_on_all_ranks(tmp_path):
     done, worked = launched(tmp_path, other, "-n", "2", sys.executable)
     assert done.returncode != 0
     assert worked == []
-
-
-@pytest.mark.slow
-@needs_launcher
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_launcher_of_this_mpi_starts_ranks(tmp_path, ranks):
-    done, worked = launched(tmp_path, LAUNCHER, "-n", str(ranks), sys.executable)
-    assert (done.returncode, worked) == (0, [str(ranks)]), done.stderr
 
 
 def test_a_program_of_sessions_is_not_asked():

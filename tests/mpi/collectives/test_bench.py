@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from collectives import Communicator, commands
+from collectives import Communicator
 from collectives.__main__ import main
 from collectives.algorithms import names
-from collectives.bench import measure
 from collectives.contracts import CONTRACTS
 
 pytestmark = pytest.mark.mpi
@@ -90,17 +89,6 @@ def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
     assert wrong["native"] == 0
 
 
-@pytest.mark.quick_on(2)
-def test_a_disk_that_is_full_is_a_sentence(comm, capsys, monkeypatch):
-    words = ["bench", "allreduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--repeats", "1"]
-    words += ["--algorithm", "ring", "-J", "/dev/full"]
-    full = "error: cannot write /dev/full: No space left on device\n"
-    for is_stream in (True, False):  # written at the end, and after each size
-        monkeypatch.setattr(commands.bench, "is_stream", lambda _, found=is_stream: found)
-        assert main(words) == 2
-        assert capsys.readouterr().err == (full if comm.rank == 0 else "")
-
-
 def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
     nodes = f"hierarchical:local={comm.size + 1}"
@@ -122,21 +110,3 @@ def test_mistakes(comm, capsys, monkeypatch):
         "nothing was measured",
     ):
         assert (sentence in told) == (comm.rank == 0)
-
-
-@pytest.mark.quick_on(2)
-def test_every_second_repeat_goes_backwards_and_begins_with_warm_up_calls(
-    comm, tmp_path, monkeypatch
-):
-    timed = []
-    real = measure._timed
-
-    def noted(comm, case, plans, iters, rewritten=()):
-        timed.append((plans[0].algorithm, iters))
-        return real(comm, case, plans, iters, rewritten)
-
-    monkeypatch.setattr(measure, "_timed", noted)
-    arguments = ["-b", "64", "-e", "64", "-n", "4", "-w", "5", "--repeats", "2"]
-    bench(comm, tmp_path, "allreduce", *arguments, "--algorithm", "ring,butterfly")
-    order = ["ring", "butterfly", "native", "native", "butterfly", "ring"]
-    assert timed == [(algorithm, calls) for algorithm in order for calls in (5, 4)]

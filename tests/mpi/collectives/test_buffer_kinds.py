@@ -162,40 +162,6 @@ def test_the_library_reduces_items_of_derived_types(comm, form, how, step):
     assert np.array_equal(items, expected)
 
 
-WITHOUT_BYTES = {
-    "no items": lambda: MPI.FLOAT.Create_contiguous(0),
-    "with an extent": lambda: MPI.FLOAT.Create_contiguous(0).Create_resized(0, 16),
-    "no blocks": lambda: MPI.Datatype.Create_struct([], [], []),
-    "an empty block": lambda: MPI.Datatype.Create_struct([0], [8], [MPI.INT]),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_BYTES)
-@pytest.mark.parametrize("shared", [False, True])
-def test_types_without_bytes(comm, name, shared):
-    """Any number of them is nothing, in the v-variants, too, as mpi4py has it."""
-    kind = WITHOUT_BYTES[name]().Commit()
-    size = comm.size
-    make = comm.empty if shared else np.empty
-    send, recv = make(8 + 4 * size, "f4"), make(8 + 4 * size, "f4")
-    send[...], recv[...] = 1, 2
-    counts, places = [2] * size, list(range(size))
-    comm.Allgather([send, 2, kind], [recv, 2, kind])
-    comm.Bcast([recv if comm.rank else send, 3, kind])
-    for algorithm in ("auto", "native", None):
-        comm.Allgatherv([send, 2, kind], [recv, counts, kind], algorithm=algorithm)
-        comm.Allgatherv([send, 2, kind], [recv, counts, places, kind], algorithm=algorithm)
-        comm.Alltoallv([send, counts, kind], [recv, counts, places, kind], algorithm=algorithm)
-        comm.Gatherv([send, 2, kind], [recv, counts, kind], algorithm=algorithm)
-        comm.Scatterv([send, counts, kind], [recv, 2, kind], algorithm=algorithm)
-    comm.Alltoallv([send, counts, kind], [recv, counts, kind], algorithm="pairwise")
-    plan = comm.Allgatherv_init([send, 2, kind], [recv, counts, kind])
-    plan()
-    plan.Free()
-    assert (recv == 2).all() and (send == 1).all()
-    kind.Free()
-
-
 def test_a_root_may_send_what_it_may_not_write(comm):
     for algorithm in ("binomial_tree", "chain", "native", "auto"):
         for items in (10, 30_000):

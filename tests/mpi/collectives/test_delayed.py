@@ -7,16 +7,12 @@ import pytest
 from mpi4py import MPI
 
 from collectives import (
-    CheckedTransport,
-    CollectiveError,
     Communicator,
     Link,
     delayed,
-    sparse_allreduce,
 )
-from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 #: Long enough to be seen beside what a busy machine adds.
 LATENCY = 0.03
@@ -36,45 +32,9 @@ def soon():
         yield comm
 
 
-@pytest.fixture(scope="module", params=[CheckedTransport, SOON], ids=["checksums", "late"])
-def wrapped(request):
-    with Communicator(MPI.COMM_WORLD, transport=request.param) as comm:
-        yield comm
-
-
 def started_together(comm):
     """The time at which the last rank comes here: no message of what follows starts before."""
     return MPI.Intracomm(comm).allreduce(monotonic(), MPI.MAX)
-
-
-def exchange_activations(comm, latency=0.0):
-    """Ranks send activations round a ring; none comes before the latency is over."""
-    if comm.size == 1:
-        pytest.skip("a single rank sends nothing")
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    spec, counts = Spec((3, 2), np.dtype(np.float32)), (4, 0, 1)
-    mailbox = Mailbox(comm, [Expected(before, 7, count, spec) for count in counts])
-    sent = [np.full((count, 3, 2), 10.0 * comm.rank + count, np.float32) for count in counts]
-    begin = started_together(comm)
-    for array in sent:
-        mailbox.send(array, after, 7)
-    for count in counts:
-        np.testing.assert_array_equal(
-            mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
-        )
-        assert monotonic() - begin >= latency
-    mailbox.finish()
-
-
-def test_sparse_sums(wrapped):
-    rank, size = wrapped.rank, wrapped.size
-    at, values = sparse_allreduce(wrapped, np.array([rank, 99], np.uint32), np.ones(2), 1000)
-    assert at.tolist() == [*range(size), 99]
-    assert values.tolist() == [1.0] * size + [size]
-
-
-def test_activations_of_a_pipeline(wrapped):
-    exchange_activations(wrapped)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "native"])
@@ -151,14 +111,3 @@ def test_plans_of_several_communicators_that_are_under_way_together(soon):
     for plan in plans:
         plan.Free()
     other.Free()
-
-
-def test_ranks_that_see_several_clocks_are_refused_together(monkeypatch):
-    if MPI.COMM_WORLD.size == 1:
-        pytest.skip("a single rank sees one clock")
-    if MPI.COMM_WORLD.rank == 1:
-        monkeypatch.setattr("collectives.calls.resources.clock", lambda: 7)
-    comm = Communicator(MPI.COMM_WORLD, transport=SOON)
-    with pytest.raises(CollectiveError, match="need ranks that see one clock"):
-        comm.Allreduce(MPI.IN_PLACE, np.ones(3))
-    MPI.COMM_WORLD.Barrier()

@@ -8,7 +8,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.__main__ import main
 from collectives.algorithms import names
 from tests import queued_cupy
 from tests.gpu import controls, leaving, roads
@@ -64,11 +63,16 @@ def comm(cupy):
 
 
 EVERY = (*roads.CHECKS, *controls.CHECKS, *leaving.CHECKS)
-CHECKS = [one for one in EVERY if not one.is_killed]
+LONG = ("leaving.memory, staged", "leaving.memory, ipc", "leaving.pools, staged")
+CHECKS = [
+    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
+    for one in EVERY
+    if not one.is_killed
+]
 
 
-@pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.quick_on(3)
+@pytest.mark.parametrize("check", CHECKS)
 def test_each_check_of_collectives_on_a_gpu(cupy, check):
     if max(check.ranks) > 1 and MPI.COMM_WORLD.size == 1:
         pytest.skip("for several ranks")
@@ -112,15 +116,6 @@ def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
 
 
 @pytest.mark.quick_on(2)
-def test_the_benchmark_in_place_and_overlapping(comm, cupy, tmp_path):
-    arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring", "--place", "both"]
-    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments, "-o", "max", "--overlap", "4")
-    assert status == 0
-    assert all(r["wrong"] == 0 and r["overlap"] is not None for r in told["results"])
-    assert {r["in_place"] for r in told["results"]} == {False, True}
-
-
-@pytest.mark.quick_on(2)
 def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
     """A row that does nothing is counted as wrong."""
     if not stands_in(cupy):
@@ -130,20 +125,3 @@ def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
     status, told, _ = bench(comm, tmp_path, "allreduce", *arguments)
     assert status == 1
     assert {r["algorithm"] for r in told["results"] if r["wrong"]} == {"nccl"}
-
-
-@pytest.mark.quick_on(2)
-def test_what_the_benchmark_refuses(comm, cupy, capsys, monkeypatch):
-    assert main(["bench", "allreduce", "--algorithm", "nccl"]) == 2
-    if stands_in(cupy):
-        with monkeypatch.context() as patch:
-            patch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
-            assert main(["bench", "allreduce", "--memory", "cupy"]) == 2
-        # The child that tries it has no CuPy.
-        assert main(["bench", "latency", "--memory", "cupy"]) == 2
-    told = capsys.readouterr().err
-    if comm.rank == 0:
-        assert "nccl needs --memory cupy or ipc" in told
-        if stands_in(cupy):
-            assert "rank 0: no GPU" in told
-            assert "this MPI cannot send device memory" in told

@@ -13,7 +13,7 @@ from collectives.execution.memory import is_on_device
 from tests import queued_cupy
 from tests.queued_cupy import Machine
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 
 @pytest.fixture
@@ -92,16 +92,6 @@ def test_buffers_on_two_gpus(cupy):
             comm.Allreduce(items, result)
         with pytest.raises(InvalidBuffer, match="lies on a GPU, the other does not"):
             comm.Allreduce(items, np.zeros(3), algorithm="ring")
-
-
-def test_allocations_that_mpi_sends_badly(cupy, monkeypatch, caplog):
-    def malloc_async(size):
-        """CuPy's function of that name."""
-
-    monkeypatch.setattr(cupy.cuda, "get_allocator", lambda: malloc_async)
-    with Communicator(MPI.COMM_WORLD, device="direct") as comm:
-        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="ring")
-    assert "CuPy allocates by cudaMallocAsync" in caplog.text
 
 
 @pytest.fixture

@@ -111,9 +111,3 @@ def test_two_at_once_that_send_the_same_array(comm):
         for request in requests[::-1]:
             request.Wait()
         assert (results == total(comm)).all()
-
-
-def test_array_after_array_under_one_address(comm):
-    """Windows come and go, and no plan of one is taken for another's."""
-    for turn in range(12):
-        expect_sum(comm, comm.empty(1000 + turn % 2), "direct", turn, "nonblocking")

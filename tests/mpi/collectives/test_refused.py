@@ -61,17 +61,6 @@ def test_it_can_be_made_again(comm, form, way, algorithm):
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
-@pytest.mark.parametrize("way", FORMS)
-def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, algorithm):
-    mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
-    if comm.rank == 0:
-        with pytest.raises(ValueError, match="share"):
-            run(comm, way, "Allreduce", found[:-1], found[1:], algorithm=algorithm)
-    run(comm, way, "Allreduce", mine, found, algorithm=algorithm)
-    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
-
-
 @pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("fault", ["share", "no way to reduce", "no exact sums"])
 def test_so_is_what_a_reproducible_sum_cannot_be(way, fault):

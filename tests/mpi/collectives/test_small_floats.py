@@ -79,19 +79,6 @@ def test_native_reduces_no_numbers_that_mpi_does_not_have(comm, kind, way):
     run(comm, way, "Allgather", items, np.ones(4 * comm.size, KINDS[kind]), algorithm="native")
 
 
-@pytest.mark.parametrize("kind", ["int1", "int4", "float8_e4m3b11fnuz", "float8_e8m0fnu"])
-def test_other_types_of_ml_dtypes_are_no_types_of_mpi(comm, kind):
-    """Their letters are those of other types of NumPy's, which MPI has."""
-    ones = np.ones(64, getattr(ml_dtypes, kind))
-    found = np.zeros(64, ones.dtype)
-    comm.Allreduce(ones, found)
-    expected = ones
-    for _ in range(comm.size - 1):
-        expected = expected + ones
-    assert np.array_equal(found, expected)
-    comm.Alltoall(np.resize(ones, comm.size), found[: comm.size])
-
-
 @pytest.mark.parametrize("algorithm", ["auto", "native", "ring"])
 def test_bytes_and_letters_have_bits_and_no_sums(comm, algorithm):
     """Some MPI libraries add them as small integers."""
@@ -103,22 +90,6 @@ def test_bytes_and_letters_have_bits_and_no_sums(comm, algorithm):
     assert np.array_equal(numbers, np.ones(3))
     comm.Allreduce(MPI.IN_PLACE, [numbers, MPI.BYTE], op=MPI.BOR, algorithm=algorithm)
     assert np.array_equal(numbers, np.ones(3))
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "native", "ring"])
-def test_tensors_that_give_no_access_say_what_to_pass(comm, algorithm):
-    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-    columns = torch.ones(4, 4, dtype=torch.bfloat16)
-    for tensor, way in (
-        (columns[:, 1], r"tensor\.contiguous\(\), and copy it back"),
-        (columns.float()[:, 1], r"tensor\.contiguous\(\), and copy it back"),
-        (torch.ones(3, dtype=torch.complex64).conj(), r"tensor\.resolve_conj\(\)"),
-        (torch._neg_view(torch.ones(3)), r"tensor\.resolve_neg\(\)"),
-        (torch.ones(3, requires_grad=True), r"tensor\.detach\(\)"),
-        (torch.ones(3, dtype=torch.complex32), "no type for numbers of torch.complex32"),
-    ):
-        with pytest.raises(InvalidBuffer, match=way):
-            comm.Allreduce(MPI.IN_PLACE, tensor, algorithm=algorithm)
 
 
 def test_without_ml_dtypes_sums_name_the_extra_and_copies_go_on(comm, monkeypatch):

@@ -115,20 +115,6 @@ def test_first_nonblocking_calls_in_another_order_after_prepare():
         comm.Free()
 
 
-def test_threads_make_communicators_with_a_watchdog():
-    """In another order on each rank."""
-    given = [MPI.COMM_WORLD.Dup() for _ in range(THREADS)]
-
-    def make(number):
-        time.sleep(0.1 * ((number + RANK) % 2))
-        with Communicator(given[number], timeout=60) as comm:
-            blocking(comm)
-
-    in_threads(make)
-    for comm in given:
-        comm.Free()
-
-
 def test_threads_that_call_one_communicator_at_once_are_told():
     """By mistake: ranks may pair their calls in another order."""
     comm, told = Communicator(MPI.COMM_WORLD.Dup()), []

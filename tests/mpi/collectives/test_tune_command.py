@@ -1,13 +1,10 @@
 """``python -m collectives tune``, by real ranks."""
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from collectives.__main__ import main
-from collectives.bench import tune
 from collectives.calls.tuner import load
 
 pytestmark = pytest.mark.mpi
@@ -54,34 +51,3 @@ def test_a_file_that_is_no_table(comm, tmp_path, capsys):
     assert main(["tune", "-o", f"{path}/tuned.json"]) == 2
     told = capsys.readouterr().err
     assert comm.rank or ("it is left as it was" in told and "cannot write" in told)
-
-
-@pytest.mark.quick_on(2)
-def test_a_disk_that_is_full_loses_no_measurement(comm, tmp_path, capsys, monkeypatch):
-    if comm.size == 1:
-        pytest.skip("a rank alone measures nothing")
-
-    def full(path, text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(tune, "replace", full)
-    path = comm.bcast(f"{tmp_path}/tuned.json")
-    quick = ["-b", "8", "-e", "8", "--repeats", "1", "--passes", "1", "-o", path]
-    assert main(["tune", "allreduce", *quick]) == 2
-    told, error = capsys.readouterr()
-    if comm.rank == 0:
-        saved = tmp_path / "saved.json"
-        saved.write_text(told[told.index("\n{") :])
-        assert {entry.collective for entry in load(saved).entries} == {"allreduce"}
-        assert error == (
-            f"error: cannot write {path}: No space left on device; the table stands above, to be "
-            "copied into another file\n"
-        )
-
-
-def test_mistakes(comm, capsys):
-    with pytest.raises(SystemExit):
-        main(["tune", "--passes", "0"])
-    assert "is no whole number above 0" in capsys.readouterr().err
-    assert main(["tune", "--stepfactor", "1"]) == 2
-    assert comm.rank or "grow by a factor of at least 2" in capsys.readouterr().err

@@ -22,7 +22,7 @@ TEXT = Path(__file__).parents[3] / "jobs/examples/license.txt"
 
 MODELS = {
     "gpt": (
-        Data(name="text", path=str(TEXT), context=8),
+        Data(name="text", path=str(TEXT), context=8, test_fraction=0.03),
         # Layouts of four ranks and more cut it into eight parts, of fewer ranks into six at most.
         Model(kind="gpt", layers=4 if RANKS < 4 else 6, heads=4, width=16),
         Optim(name="adamw", lr=1e-3, reference_batch=0, weight_decay=0.1, clip_norm=1.0),
@@ -318,9 +318,9 @@ _FEW = {
 }
 
 
-def few(model, ranks):
+def few(model, ranks, quick=None):
     """The names of all layouts, most of them marked slow: for what depends little on the layout."""
-    quick = _FEW.get(ranks, ("data",))
+    quick = quick or _FEW.get(ranks, ("data",))
     return [
         pytest.param(name, marks=() if name in quick else pytest.mark.slow)
         for name in layouts(model, ranks)

@@ -28,7 +28,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("has_shards", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
     shapes = SHAPES[shapes]
@@ -105,7 +105,7 @@ def simulated(config, steps):
     ("sync", "layout"),
     [
         (Sync(combine="adasum"), {}),
-        (Sync(combine="adasum"), {"zero": 1}),
+        pytest.param(Sync(combine="adasum"), {"zero": 1}, marks=pytest.mark.slow),
         (Sync(kind="local", period=2, combine="adasum"), {}),
     ],
 )
@@ -134,11 +134,3 @@ def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
         expected, _ = curve(own, dense, steps=3)
         found, _ = curve(own, replace(dense, sync=Sync(combine="adasum")), steps=3)
         np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.mpi(min_size=3)
-def test_tensors_of_several_stages_are_refused():
-    with pytest.raises(
-        ValueError, match="adasum needs gradients that are summed over the replicas"
-    ):
-        replace(job("gpt", pipe=RANKS), sync=Sync(combine="adasum"))

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 import mpitrain
 from mpitrain import nn
 from mpitrain.checkpoint.saving import checkpoints
-from mpitrain.commands import ranks
 from mpitrain.config import Checkpoint, Config, ConfigError, Data, Model, Optim, Parallel, Train
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Start, Step
+from mpitrain.metrics.records import Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
@@ -129,13 +128,6 @@ def test_every_stage_sees_the_weights_it_should(comm, policy):
 def test_modules_of_torch_see_them_too(comm, policy):
     """Autograd holds the weights of the forward pass, which an update may not write over."""
     check(comm, asynchronous(policy, pipe=RANKS), layers=of_torch, rtol=1e-11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
-def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
-    with pytest.raises(ConfigError, match="a torch module needs the weights of the forward pass"):
-        start(comm, asynchronous(policy, pipe=RANKS), objects=UserObjects(layers=of_torch()))
 
 
 @pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
@@ -276,44 +268,7 @@ def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
         assert [one.step for one in told] == [*range(1, 9)]
 
 
-def test_auto_takes_the_partitioners_stages_and_replicas_and_keeps_them(comm, folder, capfd):
-    """A light part before a layer of many weights, on a slow link: n-1 stages of one layer."""
-    if RANKS == 1:
-        pytest.skip("one rank has one stage")
-    profile, job_file = folder / "profile.json", folder / "job.toml"
-    light = [LayerProfile("layer0", 1, 2, 1, 1), LayerProfile("layer1", 1, 2.5, 1, 1)]
-    heavy = [LayerProfile("layer2", 0.2, 0.4, 1, 1e10)]
-
-    def write(layers):
-        if comm.rank == 0:
-            write_profile(profile, layers)
-            job_file.write_text(
-                '[data]\nname = "digits"\n[model]\nkind = "mlp"\nhidden = [32, 16]\n'
-                "[train]\nbatch_size = 24\nsteps = 4\n[checkpoint]\nevery = 2\n"
-                '[parallel]\nschedule = "asynchronous"\nwindow = 2\npartition = "auto"\n'
-                f'profile = "{profile}"\nlinks = [0.001]\n[run]\ndir = "{folder / "run"}"\n'
-            )
-        comm.Barrier()
-
-    def stages(*arguments):
-        assert ranks.run(["train", str(job_file), *arguments]) == 0
-        comm.Barrier()
-        return comm.bcast(capfd.readouterr().out)
-
-    write(light + heavy)
-    shape = f"{RANKS - 1}-1"
-    assert f"parallel.partition = 'auto': {shape}: " in stages()
-    write([*light, LayerProfile("layer2", 1, 2, 1, 1)])  # no weights: one stage
-    assert f"parallel.partition = 'auto': {shape}, as in " in stages(
-        "--resume", "--set", "train.steps=6"
-    )
-    job = read_records(folder / "run" / "metrics.jsonl").of(Start)[-1].config
-    assert job["parallel"]["replicas"] == [RANKS - 1, 1]
-    assert job["parallel"]["partition"] == ([2, 1] if RANKS > 2 else [1, 2])
-    assert f"parallel.partition = 'auto': {RANKS}: " in stages()
-
-
-@pytest.mark.parametrize("kind", ["table", "torch"])
+@pytest.mark.parametrize("kind", [pytest.param("table", marks=pytest.mark.slow), "torch"])
 def test_a_trainer_that_resumes_takes_the_stages_of_its_checkpoint(comm, folder, kind):
     """Not those that the changed profile gives, with which it was made; bit by bit as unbroken."""
     if RANKS not in (2, 3):

@@ -14,7 +14,6 @@ from tests.mpi.mpitrain.fits import (
     RANKS,
     Waves,
     assert_alike,
-    assert_interrupted_alike,
     loop,
     made,
 )
@@ -165,10 +164,7 @@ LOADERS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("divided", "weighted") else pytest.mark.slow)
-        for kind in LOADERS
-    ],
+    [pytest.param(kind, marks=() if kind == "divided" else pytest.mark.slow) for kind in LOADERS],
 )
 def test_a_loader_gives_size_and_order(folder, kind):
     """Over all ranks; a DistributedSampler's size is that of a rank."""
@@ -198,7 +194,7 @@ class InTurn(torch.utils.data.IterableDataset):
         return map(self.lines.__getitem__, range(len(self.lines)))
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_loader_of_a_stream(folder, wrapped):
     loader = torch.utils.data.DataLoader(InTurn(50, 1), 12, collate_fn=pad)
     data = mpitrain.Stream(loader, 50) if wrapped else loader
@@ -206,10 +202,6 @@ def test_a_loader_of_a_stream(folder, wrapped):
         trainer.fit()
     batches = torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad)
     assert_alike(trainer.module, torchs_own([*batches, *batches]))
-
-
-def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder):
-    assert_interrupted_alike(folder, given(**SPLIT), {})
 
 
 def unmasked(samples):

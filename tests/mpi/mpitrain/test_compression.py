@@ -242,10 +242,3 @@ def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
         left = residuals(trainer)["residual"]
         # In units of the gradients, not of the loss scale.
         assert 0 < np.abs(left).max() < 1
-
-
-@pytest.mark.mpi(min_size=3)
-def test_what_cannot_be_a_vote_is_refused():
-    """The first and the last stage hold a tensor together, and those between know nothing of it."""
-    with pytest.raises(ValueError, match="a codec that votes needs gradients that are summed over"):
-        coded(job("gpt", pipe=RANKS), "signum", "auto")

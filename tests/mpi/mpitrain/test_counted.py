@@ -143,7 +143,13 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ("ignored", "partial") else ())
+        for n in LOSSES
+    ],
+)
 def test_a_loss_has_the_numbers_of_torchs_own_loop(comm, folder, name):
     """Unequal counts in micro-batches; ranks in whose samples nothing counts; clipping."""
     loss, clip = LOSSES[name], 0.5
@@ -208,8 +214,15 @@ if RANKS > 1:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", WORKERS)
-@pytest.mark.parametrize("name", ["ignored", "masked"])
+#: Each way, with one loss that is quick.
+WAYS = [
+    pytest.param(how, name, marks=() if number % 2 == place else pytest.mark.slow)
+    for number, how in enumerate(WORKERS)
+    for place, name in enumerate(("ignored", "masked"))
+]
+
+
+@pytest.mark.parametrize(("how", "name"), WAYS)
 def test_workers_take_means_over_what_counts_in_their_own_samples(comm, folder, how, name):
     """The mean of the workers' weights after each step is that of the mean of their gradients.
 
@@ -301,7 +314,7 @@ class Left(Drawn):
         self.y[batch] = -100
 
 
-@pytest.mark.parametrize("codec", ["none", "topk:keep=1.0"])
+@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.slow), "topk:keep=1.0"])
 def test_a_batch_in_which_nothing_counts(comm, folder, codec):
     with made(folder, LOSSES["ignored"]) as trainer:
         batches = list(trainer.parts.sampler.batches(0))

@@ -50,20 +50,28 @@ def test_each_check_of_modules_on_a_gpu(check):
 @pytest.mark.parametrize(
     "change",
     [
-        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
         {"run": {"compute": "bfloat16"}},
-        {"loss": "mean_squared_error", "metrics": ["mae"]},
         {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
-        {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in (
+                {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
+                {"loss": "mean_squared_error", "metrics": ["mae"]},
+                {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+            )
+        ),
     ],
-    ids=["momentum", "bfloat16", "our loss", "labels", "lamb"],
+    ids=["bfloat16", "labels", "momentum", "our loss", "lamb"],
 )
 def test_jobs_have_the_cpus_numbers(change):
     expect_the_cpus(**change)
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3}, {"pipe": 2}])
+@pytest.mark.parametrize(
+    "parallel",
+    [*(pytest.param(how, marks=pytest.mark.slow) for how in ({}, {"zero": 3})), {"pipe": 2}],
+)
 def test_samples_labels_and_outputs_of_several_parts(parallel):
     if RANKS % parallel.get("pipe", 1):
         pytest.skip("no such layout")
@@ -137,12 +145,3 @@ class Deaf(torch.nn.Module):
 def test_what_the_cpu_alone_does_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         run("cuda", **{"test_data": None, "metrics": None} | change)
-
-
-def test_a_torch_without_cuda_says_so(monkeypatch):
-    def refuses(array):
-        raise RuntimeError("PyTorch was compiled without CUDA support")
-
-    monkeypatch.setattr(torch, "from_dlpack", refuses)
-    with pytest.raises(ConfigError, match=r"run\.device: torch .* cannot compute in this GPU's"):
-        run("cuda")

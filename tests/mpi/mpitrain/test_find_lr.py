@@ -71,21 +71,6 @@ def test_it_ends_when_the_loss_diverges(comm):
 
 
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("schedule", ["wsd", "one_cycle"])
-def test_jobs_of_all_kinds(comm, schedule):
-    config = mlp(schedule="asynchronous", window=2, pipe=RANKS if RANKS < 4 else 1)
-    optim = replace(
-        config.optim,
-        schedule=schedule,
-        warmup_epochs=1.0,
-        decay_epochs=1.0 if schedule == "wsd" else 0.0,
-        average=0.9,
-    )
-    found = find(comm, replace(config, optim=optim), least=1e-3, most=0.1, steps=5)
-    assert len(found.tried) == 5
-
-
-@pytest.mark.quick_on(2)
 def test_the_command_prints_and_writes_nothing(comm, folder, capfd):
     comm.Barrier()
     own = folder / "run"

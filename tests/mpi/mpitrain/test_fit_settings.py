@@ -1,8 +1,6 @@
 """``mpitrain.Trainer``: its settings, beginning, end and interruption."""
 
-import copy
 import os
-import pickle
 import signal
 
 import numpy as np
@@ -65,21 +63,6 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
         with pytest.raises(RuntimeError, match="this trainer is closed"):
             use()
     assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
-
-
-def test_a_trainer_is_not_copied_nor_closed_and_begun_where_it_runs(comm, folder):
-    """Nor is it begun there; the ranks are told what to do, and go on."""
-    with made(folder, comm, epochs=1) as trainer:
-        for use in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match=r"copy or save its module.*fit\(resume=True\)"):
-                use(trainer)
-
-        def wrong(record):
-            for use, name in ((trainer.close, "close"), (trainer.fit, "fit")):
-                with pytest.raises(RuntimeError, match=rf"call end\(reason\).*{name}\(\) after"):
-                    use()
-
-        assert len(trainer.fit(on_record=wrong)) == 1
 
 
 @pytest.mark.parametrize("way", ["load_state_dict", "data"])

@@ -24,14 +24,6 @@ pytestmark = pytest.mark.mpi
 EVERY_ALLREDUCE = ["native", *names("allreduce")]
 
 
-@pytest.mark.parametrize("algorithm", names("allreduce"))
-def test_overlap_changes_no_bit(comm, algorithm):
-    (_, overlapped), (_, at_the_end) = (
-        curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=3) for overlap in (True, False)
-    )
-    equal(overlapped, at_the_end)
-
-
 # Algorithms that cut a buffer into chunks reduce each in another order of the ranks, so that the
 # order for an element depends on where its bucket begins.  Those of one chunk cannot tell.
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
-from mpitrain.ranks.stop import Stopped
 from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, made, mse, net
-from tests.mpi.mpitrain.layouts import StopsAfter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 AveragedModel = torch.optim.swa_utils.AveragedModel
@@ -129,42 +127,6 @@ def test_by_a_metric_with_a_direction(folder):
         list(trainer.run_epoch(0))
     with pytest.raises(ConfigError, match="follows tests, and the job has nothing to test on"):
         job(folder, schedule=plateau, test_data=None, metrics=None)
-
-
-@pytest.mark.parametrize(
-    "stop", [3 * PER_EPOCH, pytest.param(3 * PER_EPOCH + 2, marks=pytest.mark.slow)]
-)
-def test_a_stopped_run_goes_on_with_the_rates(folder, stop):
-    """It stops just before the test of an epoch, and within one."""
-    asked = {"schedule": plateau, "parallel": PARALLEL, "clip_value": 0.5}
-    whole, expected = fitted(folder / "whole", **asked)
-    asked["dir"] = str(folder / "again")
-    flag = StopsAfter(stop)
-    first, rest = Seen(), Seen()
-    with job(folder, stop=flag, **asked) as flag.trainer, pytest.raises(Stopped):
-        flag.trainer.fit(on_record=first)
-    assert len(set(first.rates)) > 1
-    with job(folder, **asked) as trainer:
-        trainer.fit(resume=True, on_record=rest)
-    assert first.rates + rest.rates == expected.rates
-    found = first.of(Epoch) + rest.of(Epoch)
-    assert found == expected.of(Epoch)
-    for own, other in zip(trainer.module.parameters(), whole.module.parameters(), strict=True):
-        assert torch.equal(own, other)
-
-
-def test_a_scheduler_that_cannot_go_on_is_an_error_of_all_ranks(folder):
-    class Fails(ReduceLROnPlateau):
-        def step(self, value):
-            raise KeyError("what")
-
-    class Moves(ReduceLROnPlateau):
-        def step(self, value):
-            self.optimizer.param_groups[0]["weight_decay"] = 0.5
-
-    for kind, why in ((Fails, "Fails fails after a test that measured"), (Moves, "weight_decay")):
-        with job(folder, schedule=kind) as trainer, pytest.raises(ConfigError, match=why):
-            trainer.fit()
 
 
 def test_a_program_ends_saves_and_turns_the_rate_down(folder):

@@ -123,8 +123,19 @@ def losses_of_trainer(folder, net, loss, epochs=2, **more):
         return found, trainer.module
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("middle", [lambda: torch.nn.Linear(8, 8), Follows, Replaces])
+def linear():
+    return torch.nn.Linear(8, 8)
+
+
+#: Each part in each layout, of which one part is quick.
+CASES = [
+    pytest.param(middle, layout, marks=() if (number + place) % 3 == 1 else pytest.mark.slow)
+    for number, middle in enumerate((linear, Follows, Replaces))
+    for place, layout in enumerate(LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("middle", "layout"), CASES)
 def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
     folder, middle, layout
 ):
@@ -138,7 +149,7 @@ def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
         torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("net", "loss", "message"),
     [

@@ -80,18 +80,6 @@ def layouts_of_two():
     return [pytest.param(p, marks=marks[name], id=name) for name, p in fitting.items()]
 
 
-@pytest.mark.parametrize("parallel", layouts_of_two())
-def test_regression_is_that_of_one_process(comm, parallel):
-    parallel = dict(parallel)
-    losses, tested = trained(comm, replace(job(), parallel=Parallel(**parallel)))
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, test = trained(one, job())
-    np.testing.assert_allclose(losses, expected, rtol=1e-11)
-    assert tested.test_loss == pytest.approx(test.test_loss, rel=1e-11)
-    assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
-    assert tested.metrics["rmse"] == pytest.approx(tested.test_loss**0.5)
-
-
 def regular():
     """Layers that see where they are, and what they keep."""
     found = layers()
@@ -155,18 +143,6 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
         expected, test = trained(one, job(), **own)
     np.testing.assert_allclose(losses, expected, rtol=1e-11)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
-
-
-def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
-    with pytest.raises(ConfigError, match=r"loss: the model gives \(3,\) for a sample"):
-        start(comm, job(), objects=UserObjects(data=WAVES, layers=layers(outputs=3)))
-    with pytest.raises(ConfigError, match="loss: cross-entropy needs integers"):
-        start(comm, Config(), objects=UserObjects(data=WAVES, layers=layers()))
-    wrong = {"first": nn.Linear(6, 4), "second": nn.Linear(5, 2)}
-    with pytest.raises(ConfigError, match="model: layer second"):
-        start(comm, job(), objects=UserObjects(data=WAVES, layers=wrong))
-    with pytest.raises(ConfigError, match="model: it has no layers"):
-        start(comm, job(), objects=UserObjects(data=WAVES, layers={}))
 
 
 @pytest.mark.mpi(min_size=2)

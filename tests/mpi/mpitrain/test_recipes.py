@@ -187,8 +187,15 @@ def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):
     return found, module.eval()
 
 
-@pytest.mark.parametrize("layout", ["data", "zero", "pipe"])
-@pytest.mark.parametrize("name", RECIPES)
+#: Each recipe in each layout, of which one is quick.
+CASES = [
+    pytest.param(name, layout, marks=() if number % 3 == place else pytest.mark.slow)
+    for number, name in enumerate(RECIPES)
+    for place, layout in enumerate(("data", "zero", "pipe"))
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_a_recipe_has_torchs_numbers(folder, name, layout):
     recipe = RECIPES[name]
     given = {"data": {}, "zero": {"parallel": {"zero": 3}}}.get(layout)

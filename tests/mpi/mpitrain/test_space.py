@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError, Model, Optim, Parallel, Run, Train
+from mpitrain.config import Config, Model, Optim, Parallel, Run, Train
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.records import Step
@@ -153,17 +153,6 @@ def test_the_plan_knows_the_bytes(comm):
     assert traffic.native == 0 and sent == planned
 
 
-def test_layers_that_cannot_share_rows(comm):
-    class Mirrored(nn.ReLU):
-        """Not point by point, though it is derived from a layer that is."""
-
-    group = TensorGroup(comm)
-    with pytest.raises(ValueError, match=r"^b\.c is a Mirrored, and ranks cannot share the rows"):
-        in_rows({"a": nn.ReLU(), "b": nn.Chain({"c": Mirrored()})}, (8, 8, 1), group)
-    with pytest.raises(ValueError, match="samples have the shape"):
-        in_rows({"a": nn.ReLU()}, (8, 8), group)
-
-
 def spatial(model="convnet", **keys):
     return job(model, **{"space": RANKS} | keys)
 
@@ -240,13 +229,3 @@ def test_batch_norm_and_tests_of_own_layers(comm):
     assert many[1] == pytest.approx(one[1], rel=1e-10) and many[2] == one[2]
     close(many[3], one[3], rtol=1e-10, atol=1e-12)
     close(many[4], one[4], rtol=0, atol=1e-10)
-
-
-@pytest.mark.skipif(RANKS != 2, reason="no other rank changes this")
-def test_torch_modules_are_refused(comm):
-    torch = pytest.importorskip("torch")
-    from mpitrain.adapters.torch import layers
-
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).double()
-    with pytest.raises(ConfigError, match=r"parallel\.space = 1"):
-        start(comm, spatial(), UserObjects(layers=layers(module)))

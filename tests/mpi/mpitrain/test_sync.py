@@ -1,8 +1,6 @@
 """Workers that train by themselves, in the trainer: against processes that know of no others."""
 
-from collections import Counter
 from itertools import islice
-from time import sleep
 
 import numpy as np
 import pytest
@@ -14,18 +12,18 @@ from mpitrain import nn
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Compress, ConfigError, Optim, Sync, Train
+from mpitrain.config import Compress, ConfigError, Optim, Sync
 from mpitrain.group import share
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Skipped, Step, Straggler
+from mpitrain.metrics.records import Skipped, Step
 from mpitrain.pipeline.stage import Latest
-from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
 from mpitrain.sync.loop import DriftingLoop
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.loop import Batch, read_batches
+from mpitrain.training.loop import read_batches
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import (
     StopsAfter,
@@ -370,37 +368,6 @@ def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
         assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_straggler_is_named_where_ranks_agree_late_without_a_message_more(
-    comm, folder, monkeypatch
-):
-    config = replace(config_of("mlp", "local"), train=Train(steps=8, batch_size=100))
-    met, calls, named = Counter(), [], []
-
-    def counted(name, call):
-        return lambda *args, **keys: met.update([name]) or call(*args, **keys)
-
-    def slow(parts):
-        sleep(0.1 if comm.rank == RANKS - 1 else 0.0)
-
-    polled = set()
-    monkeypatch.setattr(Writer, "poll", lambda self: polled.add(trainer.parts.steps_done))
-    for name in ("allgather", "allreduce", "Allreduce"):
-        monkeypatch.setattr(Communicator, name, counted(name, getattr(Communicator, name)))
-    for every in (3, 1000):
-        late = in_folder(config, folder / str(every), agree=4, log_every=every)
-        with start(comm, late, before_step=slow) as trainer:
-            train(trainer)
-        named.append(read_records(folder / str(every) / "metrics.jsonl").of(Straggler))
-        calls.append(met.copy())
-        met.clear()
-    assert [[(one.step, one.rank) for one in found] for found in named] == [
-        [(4, RANKS - 1), (8, RANKS - 1)],
-        [],
-    ]
-    assert calls[0] == calls[1] and polled == {4, 8}
-
-
 def agreeing():
     return changed(config_of("mlp", "local"), sync={"period": 4, "agree": 5})
 
@@ -417,31 +384,6 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         assert [record.step for record in error.value.before] == [6]
         assert trainer.parts.steps_done == 10
         assert np.isfinite(trainer.parts.strategy.consensus()).all()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("why", ["a gradient", "a signal"])
-def test_who_takes_steps_by_themselves_hears_of_it_where_the_ranks_agree(comm, why):
-    stop = StopFlag()
-    with start(comm, agreeing(), stop=stop) as trainer:
-        batches = list(trainer.parts.sampler.batches(0))
-        told = [trainer.step(Batch(0, [batch])) for batch in batches[:5]]
-        assert told[:4] == [[]] * 4
-        assert [record.step for record in told[4]] == [1, 2, 3, 4, 5]
-        if comm.rank == RANKS - 1:
-            if why == "a signal":
-                stop.reason = "a test"
-            else:
-                trainer.parts.store.parameters[0] = np.nan
-        for batch in batches[5:9]:
-            trainer.step(Batch(0, [batch]))
-        assert not trainer.parts.stopping
-        if why == "a gradient":
-            with pytest.raises(NonFinite, match="not finite at step 6"):
-                trainer.step(Batch(0, [batches[9]]))
-        else:
-            assert trainer.step(Batch(0, [batches[9]]))[-1].step == 10
-            assert trainer.parts.stopping
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(comm):

@@ -121,6 +121,7 @@ def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype
     strategy.close()
 
 
+@pytest.mark.quick_on(2)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_worker_is_sequential_bit_by_bit(name):
     with Communicator(MPI.COMM_SELF) as one:

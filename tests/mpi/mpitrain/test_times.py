@@ -1,15 +1,12 @@
 """Where the time of each rank goes: the steps' shares, and who waited for whom."""
 
 from itertools import islice
-from time import perf_counter, sleep
+from time import sleep
 
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
-from mpitrain.config import Sync
 from mpitrain.metrics.records import Step
-from mpitrain.parallel.sent_bytes import dense_bytes
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import job
@@ -65,45 +62,3 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout):
         neighbours = {SLOW - 1, SLOW + 1} & set(range(RANKS))
         assert any(times.ranks[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
         assert sum(r.wait_share for r in records) > 0
-
-
-@pytest.mark.parametrize("agree", [1, 4])
-def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agree):
-    """The time that it takes, too: here longer than the steps between two of them."""
-    if RANKS == 1:
-        pytest.skip("a single worker exchanges nothing")
-    plain = job("mlp", algorithm="ring")
-    with start(comm, plain) as trainer:
-        period, size = trainer.parts.sampler.steps_per_epoch, trainer.parts.arena.size
-    config = replace(plain, sync=Sync(kind="local", period=period, agree=agree))
-    with start(comm, config) as trainer:
-        exchange = trainer.parts.strategy.after_step
-
-        def slow(step):
-            began = perf_counter()
-            exchange(step)
-            sleep(SECONDS if (step + 1) % period == 0 else 0.0)
-            return perf_counter() - began
-
-        trainer.parts.strategy.after_step = slow
-        records = [record for epoch in range(2) for record in trainer.run_epoch(epoch)]
-        records = [record for record in records if isinstance(record, Step)]  # no straggler
-        found = ranks(times(trainer).ranks)
-    moved = sum(record.sent_bytes + record.shared_bytes for record in records)
-    assert moved == pytest.approx(2 * dense_bytes(8 * size, RANKS) / RANKS, rel=1e-9)
-    reducing = sum(record.seconds * record.comm_share for record in records)
-    assert reducing >= 2 * SECONDS
-    assert sum(rank.reduction for rank in found) >= 2 * SECONDS * RANKS
-
-
-def test_pipelines_that_do_not_drain_count_their_waits(comm):
-    config = job("convnet", micro_batches=1, schedule="asynchronous", window=4, pipe=min(RANKS, 3))
-    if RANKS > 3:
-        pytest.skip("a pipeline of up to 3 stages")
-    records, times = run(comm, config)
-    assert len(records) == STEPS
-    assert all(0 <= record.wait_share <= 1 for record in records)
-    assert (sum(record.wait_share for record in records) > 0) == (RANKS > 1)
-    for rank in ranks(times.ranks):
-        assert rank.computing > 0
-        assert (rank.waiting > 0) == (RANKS > 1)

@@ -112,23 +112,6 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
     hook.close()
 
 
-@pytest.mark.parametrize(
-    ("codec", "how", "why"),
-    [
-        ("nosuch", {}, "no code"),
-        ("auto", {}, "there is no codec"),
-        ("none", {}, "is no codec"),
-        ("qsgd", {"feedback": "on"}, "would grow"),
-        ("dgc", {"start": 3}, "warms up"),
-        ("dgc:clip=1", {}, "of which a hook has a bucket"),
-        ("int8", {"start": -1}, "^start: .*>= 0, got -1"),
-    ],
-)
-def test_arguments_are_refused_as_in_a_job(codec, how, why):
-    with pytest.raises(ValueError, match=why):
-        Compression(replicas(module()), codec, **how)
-
-
 def test_what_was_loaded_is_not_lost_without_a_word():
     _, kept = run(module(), 1, "powersgd:rank=2")
     hook = hooked(replicas(module()), "powersgd:rank=2")
@@ -182,9 +165,3 @@ def test_gradients_of_sixteen_bits_are_coded(comm, dtype):
     assert not torch.equal(coarse, dense)
     torch.testing.assert_close(coarse, dense, rtol=0.1, atol=0.02)
     assert len(set(comm.allgather(coarse.float().numpy().tobytes()))) == 1
-
-
-def test_codecs_need_a_group_of_ours():
-    net = DistributedDataParallel(module(), process_group=dist.new_group(backend="gloo"))
-    with pytest.raises(TypeError, match="not 'gloo'"):
-        Compression(net, "int8")

@@ -263,10 +263,9 @@ def one_process(name):
 
 def grid():
     found = []
-    quick = {("list", "experts"), ("list", "groups, zero 1"), ("stack", "zero 2"),
-             ("all called", "pipe"), ("first frozen", "experts"), ("all to one", "zero 3"),
-             ("frozen", "groups"), ("jitter", "experts"), ("sparse", "experts"),
-             ("choosing", "experts"), ("choosing, computed again", "zero 2")}  # fmt: skip
+    quick = {("list", "groups, zero 1"), ("stack", "zero 2"), ("all called", "pipe"),
+             ("first frozen", "experts"), ("all to one", "zero 3"), ("sparse", "experts"),
+             ("choosing", "experts")}  # fmt: skip
     for name in MODELS:
         for layout in LAYOUTS:
             # Drawn numbers, or experts, that two parts would need.
@@ -309,7 +308,7 @@ def test_a_rank_has_the_bytes_of_its_share(comm, folder):
 
 def test_micro_batches_without_samples(folder):
     """A rank without samples serves the rows of others."""
-    given = {"batch_size": 3, "epochs": 1}
+    given = {"batch_size": 3, "epochs": 1, "steps": 4}
     with (
         TemporaryDirectory() as own,
         made(Path(own), Reader, comm=MPI.COMM_SELF, micro_batches=1, **given) as trainer,
@@ -413,20 +412,3 @@ REFUSED = [
 def test_what_cannot_be_shared_is_refused_on_all_ranks(folder, model, names, why):
     with pytest.raises(ConfigError, match=why):
         made(folder, model, parallel={"experts": RANKS}, experts=names)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_parts_of_several_blocks_are_refused(folder):
-    """The second router reads what the experts of the first block have made."""
-    with pytest.raises(ConfigError, match=r"of an earlier part.*cut behind each block"):
-        made(
-            folder, MODELS["stack"], parallel={"experts": RANKS}, experts="experts",
-            cuts=["blocks.1"],
-        )  # fmt: skip
-
-
-@pytest.mark.mpi(min_size=2)
-def test_tensor_ranks_are_refused_beside_it(folder):
-    why = "needs whole layers on each rank, and tensor parallelism gives each rank a part of each"
-    with pytest.raises(ConfigError, match=why):
-        made(folder, Reader, parallel={"experts": 2, "tensor": 2}, experts="experts")

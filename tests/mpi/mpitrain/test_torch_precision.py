@@ -107,8 +107,18 @@ class Mixed(torch.nn.Module):
         return self.last(x.float())
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("parallel", [{}, {"zero": 3, "recompute": True}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "parallel"),
+    [
+        (torch.bfloat16, {"zero": 3, "recompute": True}),
+        (torch.float64, {}),
+        *(
+            pytest.param(kind, {}, marks=pytest.mark.slow)
+            for kind in (torch.bfloat16, torch.float16)
+        ),
+    ],
+    ids=str,
+)
 def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
     """As in torch, with the parameters kept and updated in the widest type."""
     given = {"optimizer": sgd, "test_data": None, "metrics": None, "dtype": None}
@@ -133,10 +143,3 @@ def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
                 optimizer.step()
     digits = {torch.bfloat16: 1e-3, torch.float16: 1e-4, torch.float64: 1e-6}[kind]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=digits, atol=0)
-
-
-@pytest.mark.skipif(RANKS < 2, reason="a pipeline")
-def test_stages_of_several_types_are_refused(folder):
-    given = {"optimizer": sgd, "dtype": None}
-    with pytest.raises(ConfigError, match=r"of float32 and float64, .*give dtype='float64'"):
-        made(folder, model=lambda: Mixed(torch.float64), parallel={"pipe": 2}, **given)

@@ -8,7 +8,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import clocks
-from mpitrain.config import ConfigError
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
 from mpitrain.start import start
@@ -54,27 +53,6 @@ def test_a_trace_of_all_ranks_on_one_clock(comm, folder):
     first = {(s.rank, s.name): s.start for s in reversed(spans) if s.category == "compute"}
     for rank in range(1, RANKS):
         assert first[rank, "F0"] > first[rank - 1, "F0"]
-
-
-def test_a_trace_that_is_off_records_nothing(comm, folder):
-    trace = Trace(comm.rank, enabled=False)
-    with trace.span("F0", "compute"):
-        pass
-    trace.write(comm, folder / "trace.json")
-    comm.Barrier()
-    assert read_trace(folder / "trace.json") == []
-
-
-@pytest.mark.parametrize("error", [ConfigError, KeyError])
-def test_a_trace_that_finds_no_place_leaves_the_end_as_it_was(comm, folder, error, capfd):
-    (folder / "file").touch()
-    sentence = f"{folder / 'file' / 'trace.json'} cannot be written: File exists; make room or"
-    with pytest.raises(error) as caught:  # noqa: SIM117
-        with Trace(comm.rank).to_file(comm, folder / "file" / "trace.json", KeyError):
-            if error is KeyError:
-                raise error
-    told = capfd.readouterr().err if error is KeyError else str(caught.value)
-    assert told.count(sentence) == (error is ConfigError or comm.rank == 0)
 
 
 @pytest.mark.parametrize("error", [None, KeyError, ValueError])

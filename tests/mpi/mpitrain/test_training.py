@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import CollectiveError, Communicator, CorruptMessage
-from mpitrain import nn
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Skipped
@@ -24,7 +23,6 @@ from mpitrain.ranks.together import together
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
 
 pytestmark = pytest.mark.mpi
@@ -72,10 +70,8 @@ def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folde
     ("key", "value"),
     [
         ("train.epochs", 7),
-        ("train.batch_size", 16),
         ("parallel.overlap", False),
         ("sync.kind", "delayed"),
-        ("checkpoint.background", False),
     ],
 )
 def test_ranks_with_other_jobs_are_told_the_key_and_the_values(comm, key, value):
@@ -264,13 +260,6 @@ def test_ranks_with_other_data_are_told_at_once(comm, folder, other):
         start(comm, text_job(folder / f"rank{comm.rank}"))
 
 
-@pytest.mark.mpi(min_size=2)
-def test_ranks_that_would_write_to_several_folders_are_told_at_once(comm):
-    """As where each takes the time for its name."""
-    with pytest.raises(ConfigError, match=r"different jobs: run\.dir is 'run0' on rank 0 and"):
-        start(comm, changed(mlp(), dir=f"/tmp/run{comm.rank}"))
-
-
 def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
     if comm.rank == RANKS - 1:
 
@@ -280,16 +269,6 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
         monkeypatch.setattr(SequentialModel, "drawn", initial)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
         start(comm, mlp())
-
-
-def test_a_layer_that_says_other_shapes_than_it_has_is_refused_on_all_ranks(comm):
-    class Forgetful(nn.Linear):
-        def shapes(self):
-            return {"weight": (64, 10)}
-
-    layers = {"flatten": nn.Flatten(), "scores": Forgetful(64, 10)}
-    with pytest.raises(ConfigError, match=r"layer scores: parameters\(\) gives .* shapes\(\) says"):
-        start(comm, mlp(), objects=UserObjects(layers=layers))
 
 
 def test_blas_threads_share_a_node_and_stay_below_what_was_asked_for(comm):

@@ -314,7 +314,7 @@ def mixtures():
         *([{"experts": RANKS // 2, "pipe": 2}] if RANKS % 2 == 0 else ()),
         *([{"experts": 2, "zero": 1}] if RANKS == 4 else ()),
     ]
-    quick = ("mixtral", layouts[-1]), ("mixtral", layouts[2])
+    quick = [("mixtral", layouts[-1])]
     return [
         pytest.param(
             name, layout, marks=() if (name, layout) in quick else pytest.mark.slow,

@@ -23,6 +23,9 @@ SHAPES = {
     "one vector": [(9,)],
     "large": [(120, 77), (77,)],
 }
+each_dtype = pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
+)
 NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "rotate+int8"]
 
 
@@ -34,7 +37,7 @@ def sums(comm, how, shapes, dtype):
     return made_by.bind(summand(comm, own, shapes)), made_by, own, traffic
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 @pytest.mark.parametrize("name", NAMES)
 def test_a_code_sends_what_its_formula_says(name, dtype):
     code = parse(name)
@@ -69,7 +72,7 @@ def test_nothing_is_sent_of_nothing(comm):
         assert coded_bytes(how, [], P) == dense_bytes(0, P) == 0
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_dtype
 @pytest.mark.parametrize("name", ["bf16", "int8", "terngrad", "qsgd", "rotate+int8", "atomo"])
 def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
     """Bound anew for each backward pass, of whose dice each has its own."""

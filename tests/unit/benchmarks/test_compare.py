@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.compare import main
 
 RECORD = {
@@ -58,33 +56,6 @@ def test_auto_over_several_runs(capsys, tmp_path):
     assert row == "| allreduce | 3 | 1 | 1.50 | 2.00 | 2.00 | 1 | 0.50 | 0.90 |"
     assert count == "below 0.97 in the median of the runs: 1 of 2 cases"
     assert slow == "- allreduce of 8 B, numpy, A, single: 1.00 0.90 0.50; auto took native"
-
-
-@pytest.mark.parametrize("how", [[], ["--peers"], ["--auto"]])
-def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, how):
-    path = tmp_path / "a.json"
-    path.write_text("[]")
-    assert main([*how, str(path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot read {path} as what 'bench -J' writes: ")
-    assert error.count("\n") == 1
-
-
-NATIVE = {"algorithm": "native", "ran": "native"}
-INCOMPARABLE = {
-    "no row of native for 8 B": ([{"algorithm": "ring"}],),
-    "no row of native on shared memory for 8 B": ([NATIVE, {"memory": "shared"}],),
-    "no row of auto for 8 B": ([NATIVE, {"algorithm": "ring"}],),
-    "no size in common": ([NATIVE, {}], [NATIVE | {"bytes": 64}]),
-}
-
-
-@pytest.mark.parametrize("sentence", INCOMPARABLE)
-def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
-    paths = [written(tmp_path, *each) for each in enumerate(INCOMPARABLE[sentence])]
-    assert main(["--peers", *paths]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
 
 
 def run_of(folder, mpi, native, ours, memory="numpy", in_place=False):

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from benchmarks.matrix.results import (
     write_matrix,
 )
 from collectives import Link
-from mpitrain.config import ConfigError, expect, load
+from mpitrain.config import ConfigError, load
 
 
 def result(losses, seconds, **more):
@@ -75,39 +74,6 @@ def test_cells_are_jobs_or_say_why_not():
             load(cells.example(one), [*cells.overrides(one)])
         except ConfigError as error:
             assert re.match(r"[a-z]+(\.[a-z]+)?: ", str(error)), str(error)
-
-
-@pytest.mark.parametrize("method", cells.METHODS)
-def test_each_method_is_a_job_of_replicas(method):
-    job = load(cells.example(cell(method)), [*cells.overrides(cell(method))])
-    assert (job.compress.codec == "none") == (method in (DENSE, "local", "diloco", "delayed"))
-    assert job.sync.drifts == (method in ("local", "diloco", "delayed"))
-    expect(job, "link")
-
-
-@pytest.mark.parametrize(
-    "override", ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"]
-)
-def test_what_would_arrive_at_once_is_refused_on_a_link(override):
-    expect(load(Path("digits_mlp")), "link")
-    job = load(Path("digits_mlp"), [override])
-    with pytest.raises(ConfigError, match=f"^{override.partition('=')[0]}: a link of"):
-        expect(job, "link")
-
-
-def test_what_is_chosen_is_all_combinations():
-    found = cells.chosen([], ["none", "int8", "none"], [], [], [SHARED, "far", "far"])
-    assert found == [
-        cell(method, link=link) for method in ("none", "int8") for link in (SHARED, "far")
-    ]
-    with pytest.raises(ValueError, match="there is no layout 'ring'; there are data, "):
-        cells.chosen([], [], [], ["ring"], [])
-    with pytest.raises(ValueError, match="there is no codec 'topck'; there are bf16"):
-        cells.chosen([], ["topk", "topck"], [], [], [])
-    with pytest.raises(ValueError, match="no allreduce algorithm 'rign'; did you mean 'ring'"):
-        cells.chosen([], [], ["rign"], [], [])
-    with pytest.raises(ValueError, match="no part of a link"):
-        cells.chosen([], [], [], [], ["moon"])
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path):

@@ -1,21 +1,19 @@
 """Costs against the closed forms, the shape of the trees, and the registry."""
 
-from fractions import Fraction
 from math import ceil, log2
 
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build, check_default, names
 from collectives.algorithms.double_binary_tree import node, trees
-from collectives.algorithms.segments import MOST_SEGMENTS, passes_on, segmented
+from collectives.algorithms.segments import passes_on, segmented
 from collectives.analysis.claims import is_aligned
 from collectives.analysis.verify import verify
-from collectives.compile.cost import Model, best_segments, count
+from collectives.compile.cost import count
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
-POWERS = [2, 4, 8, 16, 32]
 
 
 def cost(collective, algorithm, size):
@@ -78,12 +76,6 @@ def test_the_fold_costs_two_more_rounds(p):
     assert cost("allreduce", "halving_doubling", p).latency == 2 * dimensions + 2
 
 
-def test_bruck_moves_half_of_the_blocks_in_a_round():
-    for p in POWERS:
-        sent = Fraction(cost("alltoall", "bruck", p).sent).limit_denominator(1000)
-        assert sent == Fraction(1, 2) * int(log2(p))
-
-
 @pytest.mark.parametrize("p", range(2, 40))
 def test_a_rank_is_interior_in_one_tree_only(p):
     both = [r for r in range(p) if all(tree.children for tree in trees(r, p))]
@@ -116,16 +108,6 @@ def test_reduce_scatters_are_half_an_all_reduce(p):
         half, whole = cost("reduce_scatter", name, p), cost("allreduce", name, p)
         assert 2 * half.latency == whole.latency
         assert 2 * half.sent == pytest.approx(whole.sent)
-
-
-def test_swing_takes_shorter_ways_than_a_butterfly():
-    def hops(algorithm, p):
-        program = build("allreduce", algorithm, p)
-        peers = [(r, steps[0].peer) for r in range(p) for steps in program.rounds(r)]
-        return sum(min((a - b) % p, (b - a) % p) for a, b in peers)
-
-    for p in (8, 16, 32):
-        assert hops("swing", p) < hops("halving_doubling", p)
 
 
 def test_a_hierarchy_sends_one_shard_across():
@@ -174,22 +156,13 @@ def test_every_name_can_be_a_default(name):
     ("default", "sentence"),
     [
         ("rign", "no collective has an algorithm 'rign'; did you mean 'ring'?"),
-        ("RING", "no collective has an algorithm 'RING'; there are auto, native, ring"),
         ("nativ", "did you mean 'native'?"),
-        ("", "no collective has an algorithm ''; there are auto"),
         ("ring:segmnts=4", "ring has no option 'segmnts'; did you mean 'segments'?"),
         ("ring:segments=0", "segments is a number from 1 to 1024, or auto"),
-        ("ring:segments=200000000", "segments is a number from 1 to 1024, or auto"),
-        ("ring:segments=many", "segments is a number from 1 to 1024, or auto"),
         ("ring:segments", "cannot read 'segments' in 'ring:segments'"),
-        ("ring:segments=2,segments=3", "cannot read 'segments=3'"),
-        ("ring:segments=" + "9" * 5000, "is too long"),
         ("parameter_server:servers=3", "servers=3 must lie in 1..2, the number of ranks"),
-        ("parameter_server:servers=two", "servers=two must be a number"),
         ("native:segments=2", "native has no options"),
         (123, "algorithm=123 is of type int; give a name, as in 'ring', 'auto' or 'native'"),
-        (b"ring", "algorithm=b'ring' is of type bytes"),
-        (None, "algorithm=None is of type NoneType"),
     ],
 )
 def test_what_cannot_be_a_default(default, sentence):
@@ -205,10 +178,6 @@ def test_a_segment_holds_an_item():
     assert build("allreduce", "ring:segments=4", 3, items=0).chunks == 3
     with pytest.raises(UnknownAlgorithm, match="from 1 to 1024"):
         build("allreduce", "double_binary_tree:segments=200000000", 3)
-
-
-def test_the_best_number_of_segments_is_bounded():
-    assert best_segments(64, 1 << 60, Model(1e-300, 1.0, 0.0)) == MOST_SEGMENTS
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
@@ -246,12 +215,3 @@ def test_segments_have_the_workspace_that_they_use():
 )
 def test_what_passes_on(collective, algorithm, size, answer):
     assert passes_on(build(collective, algorithm, size)) is answer
-
-
-def test_copying_what_was_received_passes_it_on():
-    def twice(rank, size):
-        yield (Send(1, sendbuf[0]),) if rank == 0 else (Recv(0, recvbuf[0]),)
-        if rank:
-            yield (Copy(recvbuf[1], recvbuf[0]),)
-
-    assert passes_on(Schedule("broadcast", "twice", 2, 2, 0, False, lambda rank: twice(rank, 2)))

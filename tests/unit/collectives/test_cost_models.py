@@ -1,7 +1,6 @@
 """Closed forms against the simulator, fits of made-up machines, and the tables of both."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
 from collectives.compile.cost import Model, best_segments, count
-from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm
 
 MODEL = Model(2e-6, 1e-9, 3e-10)
 MACHINE = Machine(Topology(LinkCost(MODEL.alpha, MODEL.beta)), MODEL.gamma)
@@ -98,24 +97,6 @@ def test_times_of_a_ring_alone_are_those_of_its_messages(tmp_path):
         slower = sent._replace(beta=(1 + 0.1 * seed) * sent.beta)
         (found,) = fit(read([measured(tmp_path / "b.json", slower, ran=["ring"])]))
         assert found.model == pytest.approx(slower, rel=1e-6)
-
-
-def test_files_that_cannot_be_fitted(tmp_path):
-    path = tmp_path / "b.json"
-    path.write_text("{}")
-    with pytest.raises(CollectiveError, match="cannot read"):
-        read([path])
-    path.write_text(json.dumps({"environment": ABOUT, "results": []}))
-    with pytest.raises(CollectiveError, match="0 times of our algorithms"):
-        read([path])
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CollectiveError, match="it is a FIFO, not an ordinary file"):
-        read([tmp_path / "pipe"])
-    told = measured(path, MODEL).read_text().replace('"numpy"', '"shared"')
-    path.write_text(told)
-    with pytest.raises(CollectiveError, match="; --memory shared reads the others"):
-        read([path])
-    assert read([path], "shared")
 
 
 def test_the_commands(tmp_path, capsys):

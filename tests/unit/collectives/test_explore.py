@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, build
 from collectives.analysis.explore import COPY, record
-from collectives.errors import CollectiveError
 from collectives.execution.local import run
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf
 
@@ -105,13 +103,6 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     )
 
 
-def test_too_many_messages_are_refused(monkeypatch):
-    monkeypatch.setattr("collectives.analysis.explore.MOST_MOVES", 47)
-    record(build("allreduce", "ring", 5))  # 40
-    with pytest.raises(CollectiveError, match="more than 47 messages, the most that a page"):
-        record(build("allreduce", "ring", 6))
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -128,11 +119,3 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, argumen
     assert sentence in told
     assert told.count("\n") == 1
     assert not (tmp_path / "a.html").exists()
-
-
-def test_an_algorithm_of_ones_own(tmp_path):
-    own = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
-    path = tmp_path / "own.html"
-    wanted = [f"{own}:both_ways", "--with", "ring", "-n", "4", "-o", str(path)]
-    assert main(["explore", *wanted]) == 0
-    assert "both_ways beside ring" in path.read_text()

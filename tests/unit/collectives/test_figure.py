@@ -81,11 +81,6 @@ def test_the_double_binary_tree(p):
             assert found[chunk].get(rank) == tree.parent
 
 
-@pytest.mark.parametrize("name", ["ring", "butterfly", "swing", "direct", "circulant"])
-def test_what_is_no_tree(name):
-    assert trees(build("allreduce", name, 8)) == {}
-
-
 @pytest.mark.slow
 def test_a_picture_for_every_algorithm(tmp_path, capsys):
     assert main(["draw", "all", "-n", "4", "-o", str(tmp_path)]) == 0

@@ -17,7 +17,6 @@ from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, find, na
 from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import user_code
 from collectives.analysis.user_code import resolve
-from collectives.calls.tuner import Entry, Rule
 from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
 
 ROOT = Path(__file__).parents[3]
@@ -247,18 +246,6 @@ def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
     assert found == ["of_threads"] * 4
 
 
-def test_a_file_that_fails_fails_in_every_thread(tmp_path):
-    path = tmp_path / "failing.py"
-    path.write_text("import time\ntime.sleep(0.1)\nraise ValueError('as it must')\n")
-
-    def asked(_):
-        with pytest.raises(UnknownAlgorithm, match="as it must"):
-            resolve(f"{path}:x")
-
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(asked, range(3)))
-
-
 @pytest.fixture
 def package(monkeypatch):
     """Makes ``algorithm`` one that an installed package brings under ``name``."""
@@ -303,23 +290,6 @@ def test_the_commands_take_files(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["verify", "nonsense"])
     assert "neither a collective (allreduce," in capsys.readouterr().err
-
-
-def test_a_wrong_file_is_one_complaint(tmp_path, capsys):
-    path = tmp_path / "wrong.py"
-    path.write_text(
-        "from collectives import Algorithm\n"
-        "wrong = Algorithm('allreduce', 'wrong', lambda rank, size: iter(()))\n"
-    )
-    for command in (["verify"], ["draw"], ["simulate", "--algorithm"], ["list"]):
-        assert main([*command, str(path)]) == 2
-        assert "error: allreduce wrong on 2 ranks: rank 0 ends" in capsys.readouterr().err
-
-
-def test_tables_name_the_packages_own():
-    register(of_ring("of_no_table"))
-    with pytest.raises(ValueError, match="of_no_table was registered by this program"):
-        Entry("any", "allreduce", "numpy", 2, 2, [Rule(0, "of_no_table", 2.0)])
 
 
 def exercises():

@@ -12,7 +12,6 @@ from collectives.algorithms.packing import connectivity, pack
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
 from collectives.analysis.verify import verify
-from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Send
 
 LANE = LinkCost(1e-6, 1 / 25e9)
@@ -152,20 +151,6 @@ def test_trees_beat_every_ring_on_dgx1():
     trees = seconds("spanning_trees:links=dgx1,segments=32")
     assert 2 * trees < min(seconds("ring", way) for way in rings(lanes))
     assert 4 * trees < seconds("ring")  # in the order of the ranks: two of its links do not exist
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "size", "hint"),
-    [
-        ("spanning_trees:links=mesh", 8, "there are complete, ring, torus, dgx1"),
-        ("spanning_trees:links=dgx1", 4, "dgx1 has 8 ranks, not 4; take links=complete"),
-        ("spanning_trees:links=torus", 7, "take links=ring"),
-        ("spanning_trees:links=2", 4, "must be a name"),
-    ],
-)
-def test_links_that_cannot_be(algorithm, size, hint):
-    with pytest.raises(UnknownAlgorithm, match=hint):
-        build("allreduce", algorithm, size)
 
 
 @pytest.mark.parametrize(

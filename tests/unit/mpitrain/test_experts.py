@@ -166,15 +166,6 @@ def test_on_a_device(monkeypatch, top):
         np.testing.assert_allclose(cupy.asnumpy(found), right[name], rtol=1e-12, err_msg=name)
 
 
-def test_what_cannot_be_a_mixture():
-    with pytest.raises(ValueError, match="cannot go through 3 of 2 experts"):
-        nn.Experts(6, [nn.Linear(6, 6)] * 2, nn.Routing(top=3))
-    with pytest.raises(ValueError, match="cannot see the context"):
-        nn.Experts(6, [nn.Dropout(0.1)] * 2, nn.Routing())
-    with pytest.raises(ValueError, match=r"expert 0 makes \(4, 5\) of \(4, 6\)"):
-        nn.Experts(6, [nn.Linear(6, 5)] * 2, nn.Routing()).output_shape((4, 6))
-
-
 GPT = ["model.kind=gpt", "data.name=text", "data.path=x"]
 
 

@@ -4,7 +4,6 @@ import os
 
 import pytest
 from mpi4py import MPI
-from safetensors import safe_open
 
 import mpitrain
 from mpitrain.checkpoint.export import export
@@ -142,12 +141,3 @@ def test_files_have_the_mode_that_the_umask_leaves_or_that_of_the_file_before(tm
     assert len(found) > 4
     assert {path.name for path, mode in found.items() if mode != 0o640} == {"old.safetensors"}
     assert found[old] == 0o664
-
-
-def test_a_folder_gets_a_file_as_hugging_face_names_it(tmp_path):
-    trained(tmp_path / "run", nn.Linear(6, 1))
-    (tmp_path / "own").mkdir()
-    assert export(tmp_path / "run", tmp_path / "own", torch=True).tensors == 2
-    with safe_open(tmp_path / "own" / "model.safetensors", framework="pt") as file:
-        assert file.metadata()["format"] == "pt"
-        assert sorted(file.keys()) == ["bias", "weight"]

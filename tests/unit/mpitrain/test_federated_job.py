@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.__main__ import main
 from mpitrain.config import ConfigError, load
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Round
@@ -75,13 +74,6 @@ def test_secure_sums_that_would_hide_nothing(job, own, message):
     with pytest.raises(ConfigError) as caught:
         job(f"[federated]\nsecure = true\n{own}\n")
     assert str(caught.value).startswith(message)
-
-
-def test_a_plan_is_of_a_job_without_clients(capsys):
-    assert main(["plan", "federated", "-n", "2"]) == 2
-    assert "plan needs steps that all ranks take together" in capsys.readouterr().err
-    words = ["plan", "federated", "-n", "2", "--flops", "1e9", "--set", "federated.clients=0"]
-    assert main(words) == 0
 
 
 def test_rounds_are_read_again_and_said_in_words(tmp_path):

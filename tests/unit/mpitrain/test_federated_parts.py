@@ -77,13 +77,6 @@ def test_the_sampled_mean_is_unbiased_over_all_samples():
     assert expected == FEDERATED_MEAN
 
 
-def test_clients_are_drawn_by_their_samples():
-    made = choice(Federated(clients=3, sample=4, scheme="sampled"))
-    found = np.bincount(np.concatenate([made.ask(n) for n in range(2000)]), minlength=3)
-    expected = 8000 * np.array(SIZES) / sum(SIZES)
-    assert ((found - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, 0.1%
-
-
 def test_rounds_are_the_seeds():
     own = Federated(clients=50, sample=10, take=7, spread=1.0, dropout=0.2)
     first = [choice(own, [4] * 50).cohort(n) for n in range(5)]
@@ -186,13 +179,6 @@ def test_of_one_client_the_server_has_its_weights(dtype, weight):
     grid = exact_mean.Grid.of(float(np.abs(parts[0]).max()), weight)
     mean = grid.mean(weight * grid.words(parts), weight)
     np.testing.assert_array_equal(exact_mean.subtract(x, mean).astype(dtype), w)
-
-
-def test_no_change_is_no_change():
-    x = np.ones(4)
-    grid = exact_mean.Grid.of(0.0, 7)
-    mean = grid.mean(7 * grid.words(exact_mean.difference(x, x)), 7)
-    np.testing.assert_array_equal(exact_mean.subtract(x, mean), x)
 
 
 def coded(own, x, number, seed=9, largest=None):

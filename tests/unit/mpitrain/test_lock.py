@@ -153,20 +153,6 @@ def test_one_that_was_never_completed(tmp_path, content):
     assert take(tmp_path).process == os.getpid()
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_what_is_no_file(tmp_path, kind):
-    (os.mkfifo if kind == "fifo" else os.mkdir)(tmp_path / NAME)
-    with pytest.raises(ConfigError, match="not an ordinary file"):
-        take(tmp_path)
-
-
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none", "x" * 300])
-def test_a_folder_that_cannot_be(tmp_path, place):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"run\.dir = .* is no folder that can be written"):
-        take(tmp_path / place)
-
-
 def test_of_many_that_come_at_once_one_gets_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with ExitStack() as stack:

@@ -1,10 +1,8 @@
 """Values of the learning rate, worked out by hand or by torch."""
 
-import math
-
 import pytest
 
-from mpitrain.config import Config, ConfigError, Optim, Train
+from mpitrain.config import Optim, Train
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.schedule_table import tabulated
 
@@ -65,34 +63,5 @@ def test_one_cycle_of_a_single_step_of_climbing():
     assert found == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("optim", "message"),
-    [
-        ({"schedule": "wsd"}, "optim.decay_epochs: wsd falls in more than 0 and at most 10 epochs"),
-        ({"schedule": "wsd", "decay_epochs": 8.5, "warmup_epochs": 2}, "at most 8 epochs, which"),
-        ({"schedule": "one_cycle"}, "optim.warmup_epochs: one_cycle climbs in these epochs"),
-    ],
-)
-def test_what_does_not_go_with_a_schedule(optim, message):
-    with pytest.raises(ValueError, match=message):
-        Config(optim=Optim(**optim))
-
-
 def test_factors_of_a_function_are_tabulated():
     assert tabulated(lambda step: 0.5**step, 3).tolist() == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("factor", "message"),
-    [
-        (lambda step: 1.0 - step, r"the function gives -1\.0 at step 2; a factor is a finite"),
-        (lambda step: math.nan if step else 1, "gives nan at step 1"),
-        (lambda step: math.inf, "gives inf at step 0"),
-        (lambda step: 1 / (step - 2), "gives -0.5 at step 0"),
-        (lambda step: 1 / (2 - step), "fails at step 2: ZeroDivisionError: division by zero"),
-        (lambda step: "fast", "fails at step 0: ValueError"),
-    ],
-)
-def test_factors_that_cannot_be(factor, message):
-    with pytest.raises(ConfigError, match=message):
-        tabulated(factor, 4)

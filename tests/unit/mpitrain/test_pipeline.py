@@ -192,11 +192,6 @@ def test_weights_have_no_age_where_the_pipeline_drains(schedule):
     assert set(report.staleness.values()) == {0}
 
 
-def test_interleaved_refuses_what_does_not_fill_its_groups():
-    with pytest.raises(ValueError, match="multiples of the 4 stages, not 6"):
-        replay(SCHEDULES["interleaved"].generate, Pipeline((1,) * 4, 6, chunks=2))
-
-
 def test_slow_messages_and_slow_stages_take_their_time():
     shape = Pipeline((1, 1), 1)
     generate = SCHEDULES["gpipe"].generate

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from mpitrain.commands.arguments import parse
-from mpitrain.commands.compare import compare
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
@@ -103,16 +102,11 @@ def odd(**fields):
     ("content", "why"),
     [
         ("", "is not a trace of mpitrain"),
-        ("[]", "is not a trace of mpitrain"),
         (json.dumps(chrome(traced()))[:-40], "is not a trace of mpitrain"),
-        ("\udcff", "is not a trace of mpitrain"),
         ('{"x":' + "[" * 1_000_000, "(maximum recursion depth exceeded|Stack overflow)"),
-        (odd(tid="x"), "Expected `int`, got `str`"),
         (odd(tid=-1), "Expected `int` >= 0"),
         (odd(tid=2), "is of a run on more ranks than this one's 2"),
-        (odd(cat="wait", args={"source": [1]}), "Expected `int`, got `array`"),
         (odd(ts=10**300), "Expected `float` <= "),
-        (odd(dur=-1.0), "Expected `float` >= 0.0"),
         (None, "it is a folder"),
     ],
 )
@@ -197,35 +191,6 @@ def test_no_run(tmp_path, capsys):
     (tmp_path / "trace.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a trace"):
         read_trace(tmp_path / "trace.json")
-
-
-@pytest.mark.parametrize("event", ["step", "epoch", "summary"])
-def test_losses_that_are_not_finite(folder, event):
-    """JSON has no nan and no infinity: both are written as null."""
-    path = folder / "metrics.jsonl"
-    lines = []
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if record["event"] == event:
-            record |= {key: None for key in record if isinstance(record[key], float)}
-        lines.append(json.dumps(record))
-    path.write_text("\n".join(lines))
-    assert "nan" in write_report(folder).read_text()
-    assert folder.name in compare(folder.parent)
-
-
-def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
-    runs = folder / "runs"
-    for name in ("empty", "good"):
-        (runs / name).mkdir(parents=True)
-    (runs / "empty" / "metrics.jsonl").touch()
-    (runs / "good" / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
-    assert run_offline(parse(["compare", str(runs)])) == 0
-    out = capsys.readouterr().out
-    assert "75.00%" in out and "empty/metrics.jsonl has no start of a run" in out
-    (runs / "good" / "metrics.jsonl").unlink()
-    assert run_offline(parse(["compare", str(runs)])) == 2
-    assert "has no start of a run" in capsys.readouterr().err
 
 
 def test_a_continued_run_keeps_what_it_reported(folder):

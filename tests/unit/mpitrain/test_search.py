@@ -16,7 +16,6 @@ from mpitrain.commands.search import refusal
 from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.parallel.grid import Layout
-from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
@@ -134,7 +133,7 @@ def drawn(rng):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 60 else ()) for n in range(200)]
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 30 else ()) for n in range(200)]
 )
 def test_the_search_finds_the_cheapest_layout_of_all(seed):
     search = drawn(np.random.default_rng(seed))
@@ -355,25 +354,6 @@ def test_ranks_that_hang_are_ended(tmp_path, monkeypatch):
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-def test_an_mpiexec_beside_the_interpreter_is_found_without_path(tmp_path, monkeypatch):
-    (tmp_path / "mpiexec").write_text('#!/bin/sh\necho "ran $@"\n')
-    (tmp_path / "mpiexec").chmod(0o755)
-    monkeypatch.delenv("MPIEXEC", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    python = str(tmp_path / "python")
-    monkeypatch.setattr("sys.executable", python)
-    assert on_ranks(2, "a.module") == f"ran -n 2 {python} -m a.module\n"
-
-
-@pytest.mark.parametrize(("own", "why"), [("none-such", "No such file"), ("false", "false -n 2: ")])
-def test_ranks_that_cannot_be_started_to_measure_links_are_told_of(own, why, monkeypatch, capsys):
-    monkeypatch.setenv("MPIEXEC", own)
-    assert main(["search", "digits_mlp", "-n", "2"]) == 2
-    told = capsys.readouterr().err
-    assert why in told
-    assert "give it, as --inside 0.5,5 --call 30" in told
-
-
 def test_a_layout_that_hangs_as_it_is_timed_is_told_of(tmp_path, monkeypatch, capsys):
     pid = hanging(tmp_path, monkeypatch)
     monkeypatch.setattr("mpitrain.search.on_ranks.START_S", 1.0)
@@ -398,13 +378,6 @@ def test_keys_of_the_job_s_own_layout_do_not_stay_in_another_one(job, options):
                                 **ran.layout.keys()))  # fmt: skip
 
 
-@pytest.mark.parametrize("link", ["1", "1,0", "x,y", "inf,1"])
-def test_a_link_is_two_numbers(link, capsys):
-    with pytest.raises(SystemExit):
-        main(["search", "digits", "-n", "2", "--network", link])
-    assert f"expected microseconds and GB/s, as 1.5,25, got '{link}'" in capsys.readouterr().err
-
-
 def passes(way, context, **machine):
     """Seconds of a forward and of a backward pass of a layer of 10 keys and values."""
     layout = Candidate(1, 1, 1, context=context, attention=way)
@@ -423,30 +396,3 @@ def test_context_ranks_talk_as_often_as_their_attention_does():
     assert passes("ulysses", 4, inside=one) == (2 * 3, 2 * 3)
     assert passes("zigzag", 4, inside=byte) == (10 * 3 / 4, 2 * 10 * 3 / 4)
     assert passes("ulysses", 4, inside=byte) == (2 * 10 * 3 / 16, 2 * 10 * 3 / 16)
-
-
-def test_what_context_ranks_do_not_share_is_timed(monkeypatch):
-    """A rank of two takes 3 ms and 1 ms a sample for what takes 2 ms and 1.5 ms alone."""
-    pair = {"zigzag": (3e-3, 1e-3), "ulysses": (2e-3, 0.75e-3)}
-
-    def timed(config, model, found, group=None, positions=None):
-        fixed, slope = pair[positions.way] if positions else (2e-3, 1.5e-3)
-        seconds = fixed + slope * config.train.batch_size
-        return [LayerProfile(name, seconds / 3, 2 * seconds / 3, 0.0, 0.0) for name in model.layers]
-
-    monkeypatch.setattr("mpitrain.search.job.measure_layers", timed)
-    config = load(Path("gpt_data"), ["data.path=jobs/examples/license.txt"])
-    search = load_job(config, "a test").search(Machine(2, 2, 1.0), is_counted=False)
-    block = search.layers[1]
-    assert block.fixed == pytest.approx(2e-3 / 3)
-    assert block.among_positions["zigzag"] == pytest.approx((1 / 3, 1e-3 / 3))
-    assert block.among_positions["ulysses"] == pytest.approx((0.0, 0.0))
-
-    def seconds(ranks, way):
-        own = block.in_context(ranks, way)
-        return 3 * own.fixed + 16 * (own.forward + own.backward) / ranks
-
-    for way, (fixed, slope) in pair.items():
-        assert seconds(2, way) == pytest.approx(fixed + 16 * slope)
-    assert seconds(4, "zigzag") == pytest.approx(2e-3 + 3 * 1e-3 + 16 * 1.5e-3 * (1 + 3 / 3) / 4)
-    assert seconds(4, "ulysses") == pytest.approx(2e-3 + 16 * 1.5e-3 / 4)

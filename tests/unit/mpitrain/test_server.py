@@ -1,7 +1,6 @@
 """Parameter servers without messages: staleness, quorums, corrections."""
 
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,25 +258,3 @@ def test_what_does_not_go_with_servers(tmp_path, overrides, message):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "job.toml", overrides)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["server.bound=1"], "server.bound: server.hogwild = True does not read it, False does"),
-        (["server.hogwild=rest"], "server.hogwild"),
-        (["parallel.algorithm=ring"], "parallel.algorithm: hogwild = true sums nothing"),
-        (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
-    ],
-)
-def test_what_does_not_go_with_hogwild(overrides, message):
-    with pytest.raises(ConfigError) as caught:
-        load(Path("hogwild"), overrides)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("bound", ["none", -1, 0, 3])
-def test_bounds(bound):
-    found = Server(ranks=1, bound=bound)
-    assert found.limit == (bound if bound in (0, 3) else None)
-    assert found.synchronous == (bound == 0)

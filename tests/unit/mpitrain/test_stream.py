@@ -10,7 +10,7 @@ import pytest
 from mpitrain.data import DataError
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.map_style import OwnSamples
-from mpitrain.data.stream import Stream, Streamed, is_stream
+from mpitrain.data.stream import Stream, Streamed
 
 
 class Noisy:
@@ -114,19 +114,6 @@ def test_a_loader_with_a_generator_of_its_own_has_one_order_an_epoch(wrapped):
 
     assert order(0, 1, 2) == order(2) != order(1)
     assert sorted(order(2)) == list(range(30))
-
-
-def test_what_a_stream_is():
-    torch = pytest.importorskip("torch")
-
-    class Iterable(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    assert is_stream(Iterable())
-    assert is_stream(Noisy())
-    assert not is_stream([(1.0, 2.0)])
-    assert not is_stream(torch.utils.data.TensorDataset(torch.ones(2)))
 
 
 class Shrinking:
