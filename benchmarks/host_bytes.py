@@ -1,6 +1,6 @@
 """Bytes that collectives bring out of a host, the MPI library's own beside ours: no time.
 
-    sudo python -m tests.cluster.hosts --hosts 2 --ranks 2 -- -m benchmarks.host_bytes
+    python -m tests.cluster.hosts --hosts 2 --ranks 2 -- -m benchmarks.host_bytes    # as root
 
 Bytes say what a link of any speed has to carry, and do not depend on what else the machine does.
 They are counted at the interface, with TCP's headers and acknowledgements.  The table is Markdown.

@@ -1,6 +1,6 @@
 """A job on two hosts with a shaped link, beside its virtual cluster on the link that was measured.
 
-    sudo python -m benchmarks.shaped_link --rate 100
+    sudo .venv-openmpi/bin/python -m benchmarks.shaped_link --rate 100
 
 The hosts are network namespaces of this machine, with a rank each, and have one connection, as MPI
 makes it by default.  A table of broadcasts over their link is measured, ``collectives fit`` fits

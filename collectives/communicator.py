@@ -43,9 +43,9 @@ class Communicator(  # type: ignore[misc]
     registered (:func:`collectives.register`), the same on all ranks.  An all-reduce is bitwise
     equal on all ranks, whatever the algorithm.
 
-    With it, an exception that nobody catches on a rank, in any thread, ends the whole job, its
-    traceback first; without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0``
-    leaves the job alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on
+    An exception that nobody catches on a rank, in any thread, ends the whole job after its
+    traceback; otherwise the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the
+    job alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on
     one rank with :func:`collectives.failure.abort.abort_on_exception`.
 
     On device memory, blocking calls and ``Wait`` return when all work is queued.  It comes after
@@ -152,7 +152,7 @@ class Communicator(  # type: ignore[misc]
 
     @property
     def traffic(self) -> Traffic | None:
-        """The counts, if anybody counts."""
+        """The counts, if counting is on."""
         return self._engine.progress.traffic
 
     @property
@@ -229,8 +229,8 @@ class Communicator(  # type: ignore[misc]
         return -(-self.size // self.ranks_per_node)
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
-        """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others
-        give it, but for all ranks to run such plans in one order, as they make blocking calls."""
+        """A plan of the collective in ``arguments``, like that of ``Allreduce_init``; all ranks
+        must run such plans in one order, as blocking calls."""
         return self._engine.make(arguments, algorithm, in_order=True)
 
     def empty(

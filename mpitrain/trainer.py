@@ -92,11 +92,11 @@ class Trainer(ClosedTogether):
                 size and order of the batches, and ``collate_fn``, are taken.  Without ``test_data``
                 nothing is tested, and settings that need tests are refused.
             collate_fn: makes a batch of a list of samples, as by padding, for each micro-batch
-                anew.  Model and loss must leave the padding out: where a loss of two samples
-                together is not that of both apart, all ranks refuse it.
+                anew.  Model and loss must leave the padding out: where two samples' joint loss
+                differs from their separate ones, all ranks refuse it.
             loss: a function of torch tensors that returns the mean over its samples, or
-                ``(sum, count)``: the sum over what counts, and how much counts, of which the
-                trainer makes the mean over all ranks and micro-batches, or a list of these, whose
+                ``(sum, count)``: the sum over counted items and their number, which the trainer
+                averages over all ranks and micro-batches, or a list of these, whose
                 counts follow from the labels; one of torch's losses, with
                 ``ignore_index``, ``weight`` and ``reduction="sum"``; a
                 :class:`mpitrain.objective.LossFunction`; a name as in ``loss.name``; or
@@ -147,8 +147,8 @@ class Trainer(ClosedTogether):
         It has the trained values after :meth:`fit`, and those of the moment after :meth:`gather`.
 
         Raises:
-            RuntimeError: steps were taken since.  While ``on_record`` runs, this is the error of
-                whoever looks at values of the module, however they came by it.
+            RuntimeError: steps were taken since.  While ``on_record`` runs, each access to the
+                module's values raises it.
         """
         return self._own and self._own.current(self.parts)
 

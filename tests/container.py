@@ -1,6 +1,6 @@
 """Whether the steps of ``jobs/mpitrain.def`` make an image in which a job trains.
 
-    sudo python -m tests.container        # or make container; some five minutes
+    sudo .venv-openmpi/bin/python -m tests.container        # or make container; some five minutes
 
 A Debian made by debootstrap takes the place of the image that Apptainer fetches: the sections
 ``%files``, ``%post``, ``%environment`` and ``%test`` of the definition are run in it as they stand,
