@@ -1,8 +1,12 @@
 """A profiled run: clocks are aligned, and rank 0 writes at the end what all ranks bring."""
 
+import atexit
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from mpi4py import MPI
 
@@ -15,8 +19,8 @@ from collectives.run.waits import Ran
 class Profile:
     """A run that is profiled.  The constructor is collective."""
 
-    def __init__(self, recorder: Recorder, file: Path) -> None:
-        self.recorder, self.file = recorder, file
+    def __init__(self, recorder: Recorder, file: str) -> None:
+        self.recorder, self.file = recorder, Path(file).absolute()
         self.comm = MPI.Intracomm(MPI.COMM_WORLD).Dup()
         self.zero = self.comm.bcast(perf_counter())
         self.begun, self.ahead = perf_counter(), ahead(self.comm)
@@ -35,3 +39,19 @@ class Profile:
         if ranks is not None:
             print(write(ranks, self.file, mask.bit_length()), file=sys.stderr, flush=True)
         comm.Free()
+
+
+def at_end(module: Any, ends: list[Callable[[], None]]) -> None:
+    """Calls functions, the last one first, when Python or MPI ends; not in a forked process.
+
+    Args:
+        module: ``mpi4py.MPI``.
+    """
+    process, finalize = os.getpid(), module.Finalize
+
+    def end() -> None:
+        while ends and os.getpid() == process and not module.Is_finalized():
+            ends.pop()()
+
+    module.Finalize = lambda: (end(), finalize())[1]  # type: ignore[func-returns-value]
+    atexit.register(end)

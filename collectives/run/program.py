@@ -15,11 +15,29 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Adds the program with its arguments."""
+def parse(
+    parser: argparse.ArgumentParser, given: Sequence[str], valued: Sequence[str] = ()
+) -> argparse.Namespace:
+    """Reads the parser's options, ``--profile``, and the program with its arguments.
+
+    Args:
+        valued: the options that take the next word.
+    """
+    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
+    parser.add_argument("--profile", metavar="FILE", help=profile)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="file that is run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    # A --profile without "=" takes no word; the script may have one of its own.
+    words, before = list(given), ""
+    for place, word in enumerate(words):
+        if not word.startswith("-") and before not in valued:
+            break
+        words[place], before = f"{word}=profile" if word == "--profile" else word, word
+    options = parser.parse_args(words)
+    if not options.module and not os.path.exists(options.script):
+        parser.error(f"there is no file {options.script}")
+    return options
 
 
 def run_program(options: argparse.Namespace) -> None:
@@ -44,15 +62,7 @@ def main(given: Sequence[str]) -> int:
     )
     gains = "at the end, print which algorithm each call site of rank 0 took, and why"
     parser.add_argument("--gains", action="store_true", help=gains)
-    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
-    parser.add_argument("--profile", metavar="FILE", help=profile)
-    add_program(parser)
-    # Without "=", the next word is the script.
-    own = next((n for n, word in enumerate(given) if not word.startswith("-")), len(given))
-    words = [f"{word}=profile" if word == "--profile" else word for word in given[:own]]
-    options = parser.parse_args([*words, *given[own:]])
-    if not options.module and not os.path.exists(options.script):
-        parser.error(f"there is no file {options.script}")
+    options = parse(parser, given)
     # An exception in a thread ends no job of plain mpi4py either.
     os.environ.setdefault("COLLECTIVES_ABORT", "0")
     with ExitStack() as ends:

@@ -1,10 +1,7 @@
 """Our communicator in the place of ``MPI.COMM_WORLD``, for a program that knows nothing of it."""
 
-import atexit
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -54,21 +51,15 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
         module.COMM_WORLD = Intracomm(MPI.COMM_WORLD)
         return
     from collectives.run import calls, record, report
-    from collectives.run.profile import Profile
+    from collectives.run.profile import Profile, at_end
 
     recorder, ends = record.Recorder(), list[Callable[[], None]]()
     watch = calls.Watch(recorder)
     if gains and MPI.COMM_WORLD.rank == 0:
         ends.append(lambda: print(report.gains(recorder.sites.values()), file=sys.stderr))
     if profile:
-        ends.append(Profile(recorder, Path(profile).absolute()).finish)
+        ends.append(Profile(recorder, profile).finish)
     module.COMM_WORLD = watch.communicator(Intracomm)(MPI.COMM_WORLD)
     module.Request, module.Prequest = watch.kinds.values()
-    process, finalize = os.getpid(), module.Finalize
-
-    def end() -> None:
-        while ends and os.getpid() == process and not module.Is_finalized():
-            ends.pop()()
-
-    module.Finalize = lambda: (end(), finalize())[1]  # type: ignore[func-returns-value]
-    atexit.register(end)
+    module.REQUEST_NULL = module.Request(module.REQUEST_NULL)
+    at_end(module, ends)
