@@ -1,12 +1,8 @@
 """A profiled run: clocks are aligned, and rank 0 writes at the end what all ranks bring."""
 
-import atexit
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from mpi4py import MPI
 
@@ -39,19 +35,3 @@ class Profile:
         if ranks is not None:
             print(write(ranks, self.file, mask.bit_length()), file=sys.stderr, flush=True)
         comm.Free()
-
-
-def at_end(module: Any, ends: list[Callable[[], None]]) -> None:
-    """Calls functions, the last one first, when Python or MPI ends; not in a forked process.
-
-    Args:
-        module: ``mpi4py.MPI``.
-    """
-    process, finalize = os.getpid(), module.Finalize
-
-    def end() -> None:
-        while ends and os.getpid() == process and not module.Is_finalized():
-            ends.pop()()
-
-    module.Finalize = lambda: (end(), finalize())[1]  # type: ignore[func-returns-value]
-    atexit.register(end)

@@ -1,5 +1,7 @@
 """Our communicator in the place of ``MPI.COMM_WORLD``, for a program that knows nothing of it."""
 
+import atexit
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +53,7 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
         module.COMM_WORLD = Intracomm(MPI.COMM_WORLD)
         return
     from collectives.run import calls, record, report
-    from collectives.run.profile import Profile, at_end
+    from collectives.run.profile import Profile
 
     recorder, ends = record.Recorder(), list[Callable[[], None]]()
     watch = calls.Watch(recorder)
@@ -63,3 +65,15 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
     module.Request, module.Prequest = watch.kinds.values()
     module.REQUEST_NULL = module.Request(module.REQUEST_NULL)
     at_end(module, ends)
+
+
+def at_end(module: Any, ends: list[Callable[[], None]]) -> None:
+    """Calls functions, the last one first, when Python or MPI ends; not in a forked process."""
+    process, finalize = os.getpid(), module.Finalize
+
+    def end() -> None:
+        while ends and os.getpid() == process and not module.Is_finalized():
+            ends.pop()()
+
+    module.Finalize = lambda: (end(), finalize())[1]  # type: ignore[func-returns-value]
+    atexit.register(end)

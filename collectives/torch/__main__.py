@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 
 from collectives.run.program import parse, run_program
@@ -18,7 +17,7 @@ def main() -> None:
     parser.add_argument("--explain", action="store_true", help="print what is changed in torch")
     names = 'give the script "mpi" for the backends that it names so, as gloo or gloo,nccl'
     parser.add_argument("--replace", metavar="NAMES", default="", help=names)
-    given = parse(parser, sys.argv[1:], ["--replace"])
+    given = parse(parser, sys.argv[1:], "--replace")
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -38,7 +37,7 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if "gloo" not in replaced:
         names = ",".join(("gloo", *replaced))
-        tell_of_gloo(f"{parser.prog} --replace {names} {shlex.join(sys.argv[1:])}")
+        tell_of_gloo(f"{parser.prog} --replace {names} {'-m ' * given.module}{given.script}")
     if given.profile:
         from collectives.torch.profile import profile
 

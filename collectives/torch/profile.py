@@ -1,6 +1,7 @@
 """The calls of torch's groups, recorded for the profile of a run."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from threading import main_thread
 from time import perf_counter
@@ -11,8 +12,9 @@ import torch
 from mpi4py import MPI
 
 from collectives.run.calls import Numbers
-from collectives.run.profile import Profile, at_end
+from collectives.run.profile import Profile
 from collectives.run.record import CAME, WAITED, Recorder, Site
+from collectives.run.world import at_end
 from collectives.torch.backend import Calls, _Group
 from collectives.torch.devices import tensors_of
 from collectives.torch.messages import MessageWork
@@ -30,7 +32,7 @@ def profile(file: str) -> None:
         (Calls, "_message", watch.message),
         (_Group, "monitored_barrier", watch.barrier),
         (CollectiveWork, "get_future", watch.future),
-        (Order, "help", watch.help),
+        (Order, "help", watch.wait),
         (MessageWork, "wait", watch.wait),
     ):
         setattr(kind, name, _before(getattr(kind, name), way))
@@ -73,17 +75,20 @@ class Watch:
         site = self._add(what, begun, numbers, CAME if is_later else CAME | WAITED)
         site.nbytes += _nbytes(value if inputs is None else inputs)
         if is_later:
-            work.watched = what, numbers, site
+            work.watched = what, lambda: numbers, site
         return work
 
     def message(self, theirs: Any, group: Any, what: str, tensors: Any, *given: Any) -> Any:
-        begun, peer = perf_counter(), given[1]
+        begun, own, peer = perf_counter(), group._rank, given[1]
         work = theirs(group, what, tensors, *given)
-        pair = (group._rank, peer) if what == "send" else (peer, group._rank)
-        numbers = [] if peer == MPI.ANY_SOURCE else [group.numbers.next(*pair)]
-        site = self._add(what, begun, numbers, CAME)
-        site.nbytes += _nbytes(tensors)
-        work.watched = what, numbers, site
+        if isinstance(work, MessageWork):
+            pair = (own, peer) if what == "send" else (peer, own)
+            numbers = [] if peer == MPI.ANY_SOURCE else [group.numbers.next(*pair)]
+            site = self._add(what, begun, numbers, CAME)
+            site.nbytes += _nbytes(tensors)
+            came = work._status
+            of = lambda: numbers or [group.numbers.next(came.source, own)]  # noqa: E731
+            work.watched = what, of, site
         return work
 
     def barrier(self, theirs: Any, group: Any, *given: Any, **named: Any) -> None:
@@ -91,19 +96,11 @@ class Watch:
         theirs(group, *given, **named)
         self._add("monitored_barrier", begun, numbers, CAME | WAITED)
 
-    def help(self, theirs: Any, order: Any, work: Any) -> None:
+    def wait(self, theirs: Any, *given: Any) -> Any:
         begun = perf_counter()
-        theirs(order, work)
-        self._waited([work], begun)
-
-    def wait(self, theirs: Any, work: Any, *given: Any) -> Any:
-        begun = perf_counter()
-        done = theirs(work, *given)
-        if hasattr(work, "watched") and not work.watched[1]:  # a message from any rank
-            pair = work._status.source, work._group._rank
-            work.watched[1].append(work._group.numbers.next(*pair))
-        self._waited([work], begun)
-        return done
+        found = theirs(*given)
+        self._waited(given, begun)
+        return found
 
     def future(self, theirs: Any, work: Any) -> Any:
         """DDP's reducer takes futures in a backward pass, and waits at its end, in C++."""
@@ -119,12 +116,12 @@ class Watch:
         works = [work for work in self._backward.pop(task) if not work.is_done]
         _later(self._waited, works, perf_counter())  # behind the reducer's
 
-    def _waited(self, works: list[Any], begun: float) -> None:
+    def _waited(self, works: Sequence[Any], begun: float) -> None:
         """A wait for works has ended; it is part of the call if that was made at its site."""
-        found = [work.__dict__.pop("watched") for work in works if "watched" in work.__dict__]
-        if found:
-            what, _, made = found[-1]
-            numbers = [number for _, numbers, _ in found for number in numbers]
+        watched = [vars(work).pop("watched") for work in works if hasattr(work, "watched")]
+        if watched:
+            what, _, made = watched[-1]
+            numbers = [number for _, of, _ in watched for number in of()]
             site = self._add(what, begun, numbers, WAITED)
             site.calls -= site is made
 

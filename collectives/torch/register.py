@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from collectives.torch import NAME
@@ -127,42 +128,36 @@ def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
 
 def tell_of_gloo(command: str) -> None:
     """Lets rank 0 say once that a program's groups are Gloo's, and which command changes that."""
-    from torch.distributed import distributed_c10d as c10d
-
-    changed: Any = c10d
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
     make = c10d._new_process_group_helper
 
     @functools.wraps(make)
-    def made(
-        size: int, rank: int, ranks: list[int], backend: str, *given: Any, **named: Any
-    ) -> Any:
+    def made(size: int, rank: int, ranks: Any, backend: str, *given: Any, **named: Any) -> Any:
         if "gloo" in backend.lower().replace(",", ":").split(":"):
-            changed._new_process_group_helper = make
+            c10d._new_process_group_helper = make
             if os.environ["RANK"] == "0":
                 text = 'the script names the backend "gloo", which is not over MPI; to replace it'
                 print(f"{text}: {command}", file=sys.stderr, flush=True)
         return make(size, rank, ranks, backend, *given, **named)
 
-    changed._new_process_group_helper = made
+    c10d._new_process_group_helper = made
 
 
 def serve_monitored_barrier() -> None:
     """Lets ``torch.distributed.monitored_barrier`` take our groups, as from torch 2.14 on."""
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
-
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
     theirs = c10d.monitored_barrier
 
     @functools.wraps(theirs)
     def monitored_barrier(group: Any = None, timeout: Any = None, *given: Any, **named: Any) -> Any:
-        group = group or dist.group.WORLD
+        group = group or c10d.group.WORLD
         if getattr(group, "name", str)() != NAME:
             return theirs(group, timeout, *given, **named)
-        seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
-        return group.monitored_barrier(seconds, *given, **named)
+        limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+        return group.monitored_barrier(limit, *given, **named)
 
-    changed: Any = c10d
-    dist.monitored_barrier = changed.monitored_barrier = monitored_barrier
+    public: Any = import_module("torch.distributed")
+    public.monitored_barrier = c10d.monitored_barrier = monitored_barrier
 
 
 def _create(options: Any, given: Any = None) -> Any:

@@ -134,7 +134,7 @@ def message():
 for step in range(12):
     for net in nets:
         loss = net(torch.ones(4, 200)).sum()
-        time.sleep(0.05 if rank else 0.01)
+        time.sleep(0.2 if rank else 0.01)
         loss.backward()
     work = dist.all_reduce(total, async_op=True)
     work.wait()
