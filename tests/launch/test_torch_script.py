@@ -122,7 +122,7 @@ def test_a_name_that_torch_does_not_know_is_not_replaced(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-#: Rank 1 is late in each step; all waits but the last's are by hand, in another thread, or in C++.
+#: Rank 1 is late in each step; the others wait in C++, in another thread, or by hand.
 SLOW = """
 import threading, time
 from torch.distributed.fsdp import fully_shard
@@ -148,7 +148,9 @@ def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path
     assert done.returncode == 0, done.stderr
     first, *table = done.stderr.partition("Rank ")[2].splitlines()
     script = (tmp_path / "script.py").read_text().splitlines()
-    sites = {line.split("   ")[-1]: line.split() for line in table if " at script.py:" in line}
+    sites = {
+        line.split("   ")[-1].strip(): line.split() for line in table if " at script.py:" in line
+    }
 
     def site(call, text):
         line = next(n for n, own in enumerate(script, 1) if text in own)
@@ -157,13 +159,12 @@ def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path
     assert first.startswith("1 "), done.stderr
     assert site("all_reduce", "loss.backward()")[0] == "24"  # one bucket a step, on each rank
     assert float(site("all_reduce", "loss.backward()")[4].rstrip("%")) > 20
-    assert float(site("all_reduce", "loss.backward()")[1]) == 24 * 4 * 2 * 200 * 201
+    assert site("all_reduce", "loss.backward()")[1] == f"{24 * 4 * 2 * 200 * 201:.3g}"
     for call, text in (
         ("reduce_scatter_single", "loss.backward()"),
         ("all_gather_single", "loss = net"),
         ("all_reduce", "async_op=True"),
-        ("all_reduce", "work.wait()"),
-        ("recv", "dist.recv(total)"),
+        ("recvAnySource", "dist.recv(total)"),
     ):
         assert site(call, text), call
 
