@@ -88,7 +88,7 @@ class Watch:
             site.nbytes += _nbytes(tensors)
             came = work._status
             of = lambda: numbers or [group.numbers.next(came.source, own)]  # noqa: E731
-            work.watched = what, of, site
+            vars(work)["watched"] = what, of, site
         return work
 
     def barrier(self, theirs: Any, group: Any, *given: Any, **named: Any) -> None:

@@ -5,6 +5,7 @@ Nothing here starts MPI: that happens when a program makes its first group.
 
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -87,7 +88,6 @@ def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
     Raises:
         ValueError: torch knows no backend by such a name.
     """
-    import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
@@ -95,14 +95,16 @@ def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
 
     register()
     kind: Any = c10d.Backend
-    public: Any = dist
+    public: Any = import_module("torch.distributed")
     if unknown := set(replaced) - set(kind.backend_list):
         known = ", ".join(sorted({*kind.backend_list} - {kind.UNDEFINED}))
         raise ValueError(f"torch knows no backend {', '.join(sorted(unknown))} but {known}")
     kind.register_backend("mpi", _create, extended_api=True, devices=device_types())
     kind.default_device_backend_map["cpu"], theirs, kind.MPI = NAME, kind.__new__, "no backend"
-    ours = {each for name in ("mpi", *replaced) for each in (name, name.upper())}
-    kind.__new__ = lambda cls, name: "mpi" if name in ours else theirs(cls, name)
+    names = re.compile(rf"(?<![^:])({'|'.join(('mpi', *replaced))})(?![^,])", re.IGNORECASE)
+    kind.__new__ = lambda cls, name: (
+        found if (found := names.sub("mpi", name)) == "mpi" else theirs(cls, found)
+    )
     public.Backend = type("Backend", (kind,), {"MPI": "mpi"})
     public.is_mpi_available = c10d.is_mpi_available = lambda: True
     environment = _rendezvous_handlers["env"]
@@ -133,7 +135,7 @@ def tell_of_gloo(command: str) -> None:
 
     @functools.wraps(make)
     def made(size: int, rank: int, ranks: Any, backend: str, *given: Any, **named: Any) -> Any:
-        if "gloo" in backend.lower().replace(",", ":").split(":"):
+        if "gloo" in c10d.BackendConfig(backend).device_backend_map.values():
             c10d._new_process_group_helper = make
             if os.environ["RANK"] == "0":
                 text = 'the script names the backend "gloo", which is not over MPI; to replace it'
@@ -156,8 +158,7 @@ def serve_monitored_barrier() -> None:
         limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
         return group.monitored_barrier(limit, *given, **named)
 
-    public: Any = import_module("torch.distributed")
-    public.monitored_barrier = c10d.monitored_barrier = monitored_barrier
+    c10d.torch.distributed.monitored_barrier = c10d.monitored_barrier = monitored_barrier
 
 
 def _create(options: Any, given: Any = None) -> Any:

@@ -93,6 +93,7 @@ both = dist.new_group(backend="cpu:gloo,cuda:gloo")
 dist.all_reduce(total, group=both)
 assert total.item() == 12
 assert {dist.get_backend(each) for each in (beside, dist.group.WORLD)} == {BACKEND}
+assert dist.get_backend(both) == "cpu:" + BACKEND + ",cuda:" + BACKEND
 for each in (None, beside):
     dist.monitored_barrier(each, timeout=60.0, wait_all_ranks=True)
 """
