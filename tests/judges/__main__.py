@@ -34,6 +34,12 @@ ACCELERATE = ("accelerate==1.15.0", "psutil==7.2.2")
 ACCELERATE_FILES = "test_ops.py,test_script.py,test_sync.py"
 
 
+class Ended(NamedTuple):
+    stdout: str
+    stderr: str
+    status: int
+
+
 def path(where: Path) -> str:
     """Where Python finds a project's sources, and then ours."""
     return os.pathsep.join([str(where), programs.environment()["PYTHONPATH"]])
@@ -54,10 +60,9 @@ def fetch_heat(folder: Path, source: str) -> Path:
         return into
     into = folder / f"heat-{HEAT}-whole"
     if not into.exists():
-        clone = ["git", "clone", "-q", "--depth", "1", "--branch", f"v{HEAT}", source, str(into)]
-        subprocess.run(
-            clone, check=True, timeout=300, env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-        )
+        clone = f"git -c advice.detachedHead=false clone -q --depth 1 --branch v{HEAT}".split()
+        quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        subprocess.run([*clone, source, str(into)], check=True, timeout=300, env=quiet)
     return into
 
 
@@ -68,13 +73,31 @@ def fetch_accelerate(folder: Path, _: str) -> Path:
     return into
 
 
+def run(where: Path, *words: object, ranks: int | None, **variables: str) -> Ended:
+    """The end of ``python words`` on ranks; a launcher ends its ranks where it is ended itself."""
+    started = subprocess.Popen(
+        programs.command(words, ranks),
+        cwd=where,
+        env=programs.environment(PYTHONPATH=path(where), **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return Ended(*started.communicate(timeout=SECONDS), started.returncode)
+    except subprocess.TimeoutExpired:
+        started.terminate()
+        started.communicate()
+        raise
+
+
 def run_heat(where: Path, file: Path, size: int, how: str) -> Outcome:
     words = [Path(__file__).with_name("on_ranks.py"), how, file]
-    done = programs.run(where, *words, ranks=size, seconds=SECONDS, PYTHONPATH=path(where))
+    done = run(where, *words, ranks=size)
     try:
         ran, failed = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return 0, {file.name: f"ended with {done.returncode}: {done.stderr[-2000:]}"}
+        return 0, {file.name: f"ended with {done.status}: {done.stderr[-2000:]}"}
     return ran, failed
 
 
@@ -83,10 +106,8 @@ def run_accelerate(where: Path, file: Path, size: int, how: str) -> Outcome:
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", size]
     is_ours = how == "ours"
     words = [*(["-m", "collectives.torch"] if is_ours else torchrun), file]
-    named = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": path(where)}
-    ranks = size if is_ours else None
-    done = programs.run(where, *words, ranks=ranks, seconds=SECONDS, **named)
-    return 1, {file.name: done.stderr[-2000:]} if done.returncode else {}
+    done = run(where, *words, ranks=size if is_ours else None, ACCELERATE_USE_CPU="true")
+    return 1, {file.name: done.stderr[-2000:]} if done.status else {}
 
 
 class Judge(NamedTuple):
