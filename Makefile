@@ -18,7 +18,7 @@ SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm;
 # HOW=run: as unchanged programs.
 SIZES  ?= 1,2,3,4,5,7,8
-# Of make heat: where its repository is, a URL or a folder, or pypi for one file of its tests alone.
+# For make heat: the URL or folder of its repository, or pypi for one file of its tests alone.
 HEAT   ?= https://github.com/helmholtz-analytics/heat
 # Of make torch-tests: the backend, the name that it has there, and the ranks.
 SUITE  ?= --as gloo -n 2

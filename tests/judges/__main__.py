@@ -17,7 +17,7 @@ from tests.launch import programs
 
 #: How many tests ran, and what failed, with its traceback.
 Outcome = tuple[int, dict[str, str]]
-#: Of one file on one number of ranks.
+#: Time for one file on one number of ranks.
 SECONDS = 900
 #: Where Heat is, its version, and its tests that communicate most.
 HEAT_AT, HEAT = "https://github.com/helmholtz-analytics/heat", "1.8.0"
@@ -30,7 +30,7 @@ HEAT_FILES = (
     "sparse/test_dcsrmatrix.py,sparse/test_sparse_factories.py,sparse/test_sparse_manipulations.py"
 )
 ACCELERATE = ("accelerate==1.15.0", "psutil==7.2.2")
-#: The others of its scripts want GPUs, or data sets, or wait for ever over Gloo on a CPU.
+#: Its other scripts want GPUs or data sets, or wait for ever over Gloo on a CPU.
 ACCELERATE_FILES = "test_ops.py,test_script.py,test_sync.py"
 
 
