@@ -18,6 +18,8 @@ SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm;
 # HOW=run: as unchanged programs.
 SIZES  ?= 1,2,3,4,5,7,8
+# For make heat: the URL or folder of its repository, or pypi for one file of its tests alone.
+HEAT   ?= https://github.com/helmholtz-analytics/heat
 # Of make torch-tests: the backend, the name that it has there, and the ranks.
 SUITE  ?= --as gloo -n 2
 CONFIG ?= jobs/examples/digits.toml
@@ -47,7 +49,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded conformance torch-tests tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded conformance torch-tests heat accelerate-tests tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -64,6 +66,8 @@ help:
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make torch-tests    PyTorch's own tests over our torch.distributed; needs TORCH=1"
+	@echo "make heat           Heat's tests over our communicator and over mpi4py; needs TORCH=1"
+	@echo "make accelerate-tests  Accelerate's scripts over our backend and over Gloo; needs TORCH=1"
 	@echo "make layouts-N      drawn layouts on N virtual ranks against one process, ROUNDS=$(ROUNDS)"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
@@ -119,6 +123,7 @@ test-full: install
 	$(BIN)/python -m pytest -q tests/launch tests/cluster
 	$(MAKE) $(FULL:%=full-%)
 	$(MAKE) layouts-5 layouts-8 ROUNDS=200
+	$(MAKE) heat accelerate-tests
 
 full-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
@@ -153,6 +158,13 @@ conformance: install
 # Under Gloo's name on 2 ranks, and as "mpi" on 3, as PyTorch gates tests by the backend's name.
 torch-tests: install
 	$(BIN)/python -m tests.torch_suite $(SUITE)
+
+# Each makes a table, and fails where ours fails what theirs passes; FILES names some of the tests.
+heat: install
+	$(BIN)/python -m tests.judges heat --source $(HEAT) $(FILES:%=--files %)
+
+accelerate-tests: install
+	$(BIN)/python -m tests.judges accelerate $(FILES:%=--files %)
 
 seeded: install
 	$(BIN)/python -m tests.seeded

@@ -145,7 +145,17 @@ class Watch:
                 many = name.endswith(("all", "any", "some"))
                 call = self._completion(method, name, many)
                 members[name] = staticmethod(call) if many else call
-        return _Kind(kind.__name__, (kind,), members)
+        for name in ("fromhandle", "fromint", "f2py"):  # which make mpi4py's own class
+            make = getattr(kind, name)
+            members[name] = classmethod(lambda cls, of, make=make: cls(make(of)))
+
+        def __reduce__(request: Any) -> Any:
+            if request is MPI.REQUEST_NULL:
+                return "REQUEST_NULL"
+            make, (cls, _) = kind.__reduce__(request)
+            return make, (cls, MPI.REQUEST_NULL)
+
+        return _Kind(kind.__name__, (kind,), {**members, "__reduce__": __reduce__})
 
     def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
         """Start, Wait, Test or another, of one request or of many."""

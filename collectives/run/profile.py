@@ -15,8 +15,8 @@ from collectives.run.waits import Ran
 class Profile:
     """A run that is profiled.  The constructor is collective."""
 
-    def __init__(self, recorder: Recorder, file: Path) -> None:
-        self.recorder, self.file = recorder, file
+    def __init__(self, recorder: Recorder, file: str) -> None:
+        self.recorder, self.file = recorder, Path(file).absolute()
         self.comm = MPI.Intracomm(MPI.COMM_WORLD).Dup()
         self.zero = self.comm.bcast(perf_counter())
         self.begun, self.ahead = perf_counter(), ahead(self.comm)

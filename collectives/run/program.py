@@ -10,16 +10,27 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Adds the program with its arguments."""
+def parse(parser: Any, given: Sequence[str], valued: str | None = None) -> argparse.Namespace:
+    """Reads options, ``--profile`` and the program; ``valued`` is the option that takes a word."""
+    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
+    parser.add_argument("--profile", metavar="FILE", help=profile)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="file that is run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    # A --profile without "=" takes no word; the script may have one of its own.
+    words, before = list(given), ""
+    for place, word in enumerate(words):
+        if not word.startswith("-") and before != valued:
+            break
+        words[place], before = f"{word}=profile" if word == "--profile" else word, word
+    options: argparse.Namespace = parser.parse_args(words)
+    if not options.module and not os.path.exists(options.script):
+        parser.error(f"there is no file {options.script}")
+    return options
 
 
 def run_program(options: argparse.Namespace) -> None:
@@ -44,15 +55,7 @@ def main(given: Sequence[str]) -> int:
     )
     gains = "at the end, print which algorithm each call site of rank 0 took, and why"
     parser.add_argument("--gains", action="store_true", help=gains)
-    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
-    parser.add_argument("--profile", metavar="FILE", help=profile)
-    add_program(parser)
-    # Without "=", the next word is the script.
-    own = next((n for n, word in enumerate(given) if not word.startswith("-")), len(given))
-    words = [f"{word}=profile" if word == "--profile" else word for word in given[:own]]
-    options = parser.parse_args([*words, *given[own:]])
-    if not options.module and not os.path.exists(options.script):
-        parser.error(f"there is no file {options.script}")
+    options = parse(parser, given)
     # An exception in a thread ends no job of plain mpi4py either.
     os.environ.setdefault("COLLECTIVES_ABORT", "0")
     with ExitStack() as ends:
@@ -80,27 +83,37 @@ def main(given: Sequence[str]) -> int:
 def when_mpi_starts(begin: Callable[[Any], None]) -> None:
     """Calls ``begin`` with the module ``mpi4py.MPI`` once it is imported and MPI initialised."""
 
-    def find(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != "mpi4py.MPI":
-            return None
-        sys.meta_path.remove(finder)
-        spec: Any = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        spec.loader.exec_module = partial(followed, load, loaded)
-        return cast(ModuleSpec, spec)
-
     def loaded(module: Any) -> None:
         if module.Is_initialized():
             begin(module)
         else:  # the program has switched mpi4py.rc.initialize off
             for name in ("Init", "Init_thread"):
                 start = getattr(module, name)
-                setattr(module, name, partial(followed, start, lambda *_: begin(module)))
+                setattr(module, name, partial(_followed, start, lambda *_: begin(module)))
 
-    def followed(function: Callable[..., Any], then: Callable[..., None], *given: Any) -> Any:
-        found = function(*given)
-        then(*given)
-        return found
+    when_imported("mpi4py.MPI", loaded)
+
+
+def when_imported(name: str, then: Callable[[Any], None]) -> None:
+    """Calls ``then`` with a module as soon as a program has imported it."""
+
+    def find(asked: str, path: object = None, target: object = None) -> Any:
+        if asked != name:
+            return None
+        sys.meta_path.remove(finder)
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None:
+            spec.loader.exec_module = partial(_followed, spec.loader.exec_module, then)
+        return spec
 
     finder: Any = SimpleNamespace(find_spec=find)
-    sys.meta_path.insert(0, finder)
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, finder)
+
+
+def _followed(function: Callable[..., Any], then: Callable[..., None], *given: Any) -> Any:
+    found = function(*given)
+    then(*given)
+    return found

@@ -6,6 +6,7 @@ take as much memory as minutes.
 """
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Recorder:
         self.sites: dict[tuple[str, int, int, str], Site] = {}
         self.kept: list[Kept] = []
         self.mask, self.last = 0, perf_counter()
+        self._guard = threading.Lock()
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
@@ -66,7 +68,8 @@ class Recorder:
         if site is None:
             file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             where = f"{name} at {file}:{frame.f_lineno}"
-            site = self.sites[key] = Site(len(self.sites), where)
+            with self._guard:
+                site = self.sites.setdefault(key, Site(len(self.sites), where))
         site.calls += 1
         site.seconds += ended - begun
         site.before += max(0.0, begun - self.last)

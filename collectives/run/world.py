@@ -4,7 +4,6 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -61,9 +60,15 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
     if gains and MPI.COMM_WORLD.rank == 0:
         ends.append(lambda: print(report.gains(recorder.sites.values()), file=sys.stderr))
     if profile:
-        ends.append(Profile(recorder, Path(profile).absolute()).finish)
+        ends.append(Profile(recorder, profile).finish)
     module.COMM_WORLD = watch.communicator(Intracomm)(MPI.COMM_WORLD)
     module.Request, module.Prequest = watch.kinds.values()
+    module.REQUEST_NULL = module.Request(module.REQUEST_NULL)
+    at_end(module, ends)
+
+
+def at_end(module: Any, ends: list[Callable[[], None]]) -> None:
+    """Calls functions, the last one first, when Python or MPI ends; not in a forked process."""
     process, finalize = os.getpid(), module.Finalize
 
     def end() -> None:

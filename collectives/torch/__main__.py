@@ -2,21 +2,22 @@
 
 import argparse
 import os
+import sys
 
-from collectives.run.program import add_program, run_program
+from collectives.run.program import parse, run_program
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m collectives.torch",
         description="Runs a script for PyTorch, unchanged, whose process groups are over MPI.",
-        usage="mpirun -n RANKS %(prog)s [--explain] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        usage="mpirun -n RANKS %(prog)s [--replace NAMES] [--profile[=FILE]] [--explain] "
+        "(SCRIPT | -m MODULE) [ARGUMENT ...]",
     )
     parser.add_argument("--explain", action="store_true", help="print what is changed in torch")
-    add_program(parser)
-    given = parser.parse_args()
-    if not given.module and not os.path.isfile(given.script):
-        parser.error(f"there is no file {given.script}")
+    names = 'give the script "mpi" for the backends that it names so, as gloo or gloo,nccl'
+    parser.add_argument("--replace", metavar="NAMES", default="", help=names)
+    given = parse(parser, sys.argv[1:], "--replace")
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -26,13 +27,21 @@ def main() -> None:
     from collectives.errors import LaunchError
     from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
-    from collectives.torch.register import take_over
+    from collectives.torch.register import take_over, tell_of_gloo
 
+    replaced = tuple(given.replace.lower().split(",")) if given.replace else ()
     try:
         check_launch()
-    except LaunchError as error:
+        changes = take_over(replaced) + name_ranks()
+    except (LaunchError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    changes = take_over() + name_ranks()
+    if "gloo" not in replaced:
+        names = ",".join(("gloo", *replaced))
+        tell_of_gloo(f"{parser.prog} --replace {names} {'-m ' * given.module}{given.script}")
+    if given.profile:
+        from collectives.torch.profile import profile
+
+        profile(given.profile)
     if given.explain and MPI.COMM_WORLD.rank == 0:
         print(*changes, sep="\n", flush=True)
     with abort_on_exception(MPI.COMM_WORLD):

@@ -1,18 +1,16 @@
 """Changes in torch's own classes, by which its calls, FSDP2 and DDP reach the backend."""
 
 import functools
-import importlib.util
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from collectives.run.program import when_imported
 
 log = logging.getLogger("collectives")
 
@@ -89,30 +87,7 @@ def take_buffers_from_groups() -> None:
     It is what ``module.set_allocate_memory_from_process_group_for_comm(True)`` does, and the same
     call with False undoes it.  FSDP2 is not imported here, as that takes half as long as torch.
     """
-    if _MODULE in sys.modules:
-        _change(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """Changes the module as soon as a program has imported it."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            run = loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                run(module)
-                _change(module)
-
-            loader.exec_module = exec_module
-        return spec
+    when_imported(_MODULE, _change)
 
 
 def _change(module: Any) -> None:

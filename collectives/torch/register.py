@@ -5,8 +5,12 @@ Nothing here starts MPI: that happens when a program makes its first group.
 
 import functools
 import os
+import re
+import sys
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from collectives.torch import NAME
@@ -20,8 +24,9 @@ OLDEST = (2, 9)
 def autoload() -> None:
     """Registers the backend; ``import torch`` calls this at its end.
 
-    With ``COLLECTIVES_TORCH=mpi`` in the environment, :func:`take_over` as well.  An error becomes
-    a warning, as it would keep every program from importing torch.
+    With ``COLLECTIVES_TORCH=mpi`` in the environment, :func:`take_over` as well; further names, as
+    in ``mpi,gloo``, are replaced.  An error becomes a warning, as it would keep every program from
+    importing torch.
     """
     import torch.distributed as dist
 
@@ -29,8 +34,9 @@ def autoload() -> None:
         return
     try:
         register()
-        if os.environ.get(VARIABLE) == "mpi":
-            take_over()
+        names = os.environ.get(VARIABLE, "").split(",")
+        if "mpi" in names:
+            take_over(tuple(names))
     except Exception as error:
         warnings.warn(f"torch does not get the backend {NAME!r}: {error!r}", stacklevel=2)
 
@@ -61,20 +67,27 @@ def register() -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=device_types())
         register_rendezvous_handler("mpi", _rendezvous)
+        if version() < (2, 14):
+            serve_monitored_barrier()
 
 
 @functools.cache
-def take_over() -> list[str]:
+def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
     """Lets programs that name "mpi", or nothing, run on this backend.
 
     torch treats the group whose name is ``Backend.MPI`` apart: it has no store, no options, no time
     limit and MPI's numbers alone.  So that name becomes one that no program gives, and "mpi" is a
     backend as any other.  Programs still read "mpi" in ``torch.distributed.Backend.MPI``.
 
+    Args:
+        replaced: names of other backends for which programs get "mpi".
+
     Returns:
         Sentences that say what was changed in torch.
+
+    Raises:
+        ValueError: torch knows no backend by such a name.
     """
-    import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.rendezvous import _rendezvous_handlers
 
@@ -82,10 +95,16 @@ def take_over() -> list[str]:
 
     register()
     kind: Any = c10d.Backend
-    public: Any = dist
+    public: Any = import_module("torch.distributed")
+    if unknown := set(replaced) - set(kind.backend_list):
+        known = ", ".join(sorted({*kind.backend_list} - {kind.UNDEFINED}))
+        raise ValueError(f"torch knows no backend {', '.join(sorted(unknown))} but {known}")
     kind.register_backend("mpi", _create, extended_api=True, devices=device_types())
     kind.default_device_backend_map["cpu"], theirs, kind.MPI = NAME, kind.__new__, "no backend"
-    kind.__new__ = lambda cls, name: "mpi" if name in ("mpi", "MPI") else theirs(cls, name)
+    names = re.compile(rf"(?<![^:])({'|'.join(('mpi', *replaced))})(?![^,])", re.IGNORECASE)
+    kind.__new__ = lambda cls, name: (
+        found if (found := names.sub("mpi", name)) == "mpi" else theirs(cls, found)
+    )
     public.Backend = type("Backend", (kind,), {"MPI": "mpi"})
     public.is_mpi_available = c10d.is_mpi_available = lambda: True
     environment = _rendezvous_handlers["env"]
@@ -98,6 +117,7 @@ def take_over() -> list[str]:
 
     _rendezvous_handlers["env"] = by_environment
     changes = [
+        *(f'The backend "{name}" is "mpi".' for name in replaced if name != "mpi"),
         'The backend "mpi" is this one, and torch.distributed.is_mpi_available() is true.',
         f'Groups of CPU tensors that name no backend are of "{NAME}".',
         "env:// without MASTER_ADDR, MASTER_PORT or ranks asks MPI for ranks, as mpi:// does.",
@@ -106,6 +126,39 @@ def take_over() -> list[str]:
     if os.environ.pop("TORCH_DISTRIBUTED_USE_TORCHCOMMS", None):
         changes.append("TORCH_DISTRIBUTED_USE_TORCHCOMMS is unset, as it overrides every backend.")
     return changes
+
+
+def tell_of_gloo(command: str) -> None:
+    """Lets rank 0 say once that a program's groups are Gloo's, and which command changes that."""
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    make = c10d._new_process_group_helper
+
+    @functools.wraps(make)
+    def made(size: int, rank: int, ranks: Any, backend: str, *given: Any, **named: Any) -> Any:
+        if "gloo" in c10d.BackendConfig(backend).device_backend_map.values():
+            c10d._new_process_group_helper = make
+            if os.environ["RANK"] == "0":
+                text = 'the script names the backend "gloo", which is not over MPI; to replace it'
+                print(f"{text}: {command}", file=sys.stderr, flush=True)
+        return make(size, rank, ranks, backend, *given, **named)
+
+    c10d._new_process_group_helper = made
+
+
+def serve_monitored_barrier() -> None:
+    """Lets ``torch.distributed.monitored_barrier`` take our groups, as from torch 2.14 on."""
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    theirs = c10d.monitored_barrier
+
+    @functools.wraps(theirs)
+    def monitored_barrier(group: Any = None, timeout: Any = None, *given: Any, **named: Any) -> Any:
+        group = group or c10d.group.WORLD
+        if getattr(group, "name", str)() != NAME:
+            return theirs(group, timeout, *given, **named)
+        limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+        return group.monitored_barrier(limit, *given, **named)
+
+    c10d.torch.distributed.monitored_barrier = c10d.monitored_barrier = monitored_barrier
 
 
 def _create(options: Any, given: Any = None) -> Any:

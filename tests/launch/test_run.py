@@ -49,6 +49,10 @@ for _ in range(3):
 for each in persistent:
     each.Free()
 request = world.isend("object", right)
+for handle in (request.handle, MPI.REQUEST_NULL.handle):
+    assert type(MPI.Request.fromhandle(handle)) is type(request) is MPI.Request
+assert copy.copy(MPI.REQUEST_NULL) is MPI.REQUEST_NULL and type(MPI.REQUEST_NULL) is MPI.Request
+assert type(pickle.loads(pickle.dumps(MPI.Request()))) is MPI.Request
 assert world.recv(source=MPI.ANY_SOURCE) == "object"
 request.wait()
 there = [world.Irecv(came, left), world.Isend(np.full(4, 5.0), right)]
@@ -86,7 +90,7 @@ def test_an_unchanged_program_sees_mpi4py(tmp_path, options):
         assert "Allreduce at program.py:22: " in done.stderr
     if options == ["--profile"]:
         assert done.stderr.count("computing  communicating  waiting") == 1
-        assert "Waitsome at program.py:45" in done.stderr
+        assert "Waitsome at program.py:49" in done.stderr
 
 
 ENDS = """

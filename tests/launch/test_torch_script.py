@@ -84,6 +84,92 @@ def test_groups_of_gloo_stand_beside_mpi_and_the_launcher_says_what_it_changes(t
     assert done.stdout.count("MASTER_ADDR") == 1
 
 
+#: Wherever a script names Gloo, and what torch has for Gloo alone.
+NAMES_GLOO = """
+assert dist.get_backend() == BACKEND
+beside = dist.new_group([0, 1], backend="GLOO")
+dist.all_reduce(total, group=beside)
+both = dist.new_group(backend="cpu:gloo,cuda:gloo")
+dist.all_reduce(total, group=both)
+assert total.item() == 12
+assert {dist.get_backend(each) for each in (beside, dist.group.WORLD)} == {BACKEND}
+assert dist.get_backend(both) == "cpu:" + BACKEND + ",cuda:" + BACKEND
+for each in (None, beside):
+    dist.monitored_barrier(each, timeout=60.0, wait_all_ranks=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "group", "told"),
+    [
+        ([], "gloo", "gloo", 1),
+        (["--replace", "gloo"], "mpi", NAME, 0),
+    ],
+    ids=["named", "replaced"],
+)
+def test_a_script_that_names_gloo_is_told_once_how_to_go_over_mpi(
+    tmp_path, options, backend, group, told
+):
+    then = NAMES_GLOO.replace("BACKEND", repr(backend))
+    done = started(tmp_path, '"gloo"', then, options=options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"total 3.0 {group} --lr 1 __main__\n"
+    assert done.stderr.count(f"collectives.torch --replace gloo {tmp_path}/script.py") == told
+
+
+def test_a_name_that_torch_does_not_know_is_not_replaced(tmp_path):
+    done = started(tmp_path, options=["--replace", "gluu"])
+    assert done.returncode == 2 and "gluu" in done.stderr and "gloo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+#: Rank 1 is late in each step; the others wait in C++, in another thread, or by hand.
+SLOW = """
+import threading, time
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+nets = [torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200)) for _ in range(2)]
+nets = [DistributedDataParallel(nets[0]), fully_shard(nets[1])]
+def message():
+    dist.send(total, 1) if rank == 0 else dist.recv(total)
+for step in range(12):
+    for net in nets:
+        loss = net(torch.ones(4, 200)).sum()
+        time.sleep(0.2 if rank else 0.01)
+        loss.backward()
+    work = dist.all_reduce(total, async_op=True)
+    work.wait()
+    thread = threading.Thread(target=message)
+    thread.start(); thread.join()
+"""
+
+
+def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path):
+    done = started(tmp_path, then=SLOW, options=["--profile"])
+    assert done.returncode == 0, done.stderr
+    first, *table = done.stderr.partition("Rank ")[2].splitlines()
+    script = (tmp_path / "script.py").read_text().splitlines()
+    sites = {
+        line.split("   ")[-1].strip(): line.split() for line in table if " at script.py:" in line
+    }
+
+    def site(call, text):
+        line = next(n for n, own in enumerate(script, 1) if text in own)
+        return sites[f"{call} at script.py:{line}"]
+
+    assert first.startswith("1 "), done.stderr
+    assert site("all_reduce", "loss.backward()")[0] == "24"  # one bucket a step, on each rank
+    assert float(site("all_reduce", "loss.backward()")[4].rstrip("%")) > 20
+    assert site("all_reduce", "loss.backward()")[1] == f"{24 * 4 * 2 * 200 * 201:.3g}"
+    for call, text in (
+        ("reduce_scatter_single", "loss.backward()"),
+        ("all_gather_single", "loss = net"),
+        ("all_reduce", "async_op=True"),
+        ("recvAnySource", "dist.recv(total)"),
+    ):
+        assert site(call, text), call
+
+
 #: tests/launch/test_failures.py has most of these without torch.
 FAILS = [
     ('raise ValueError("here")', 1, "ValueError: here"),

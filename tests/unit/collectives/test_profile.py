@@ -1,11 +1,13 @@
 """The sums and the sample of a profile, and who waited for whom in it."""
 
+import argparse
 import sys
 from time import perf_counter
 
 import pytest
 
 from collectives.run import record
+from collectives.run.program import parse
 from collectives.run.record import CAME, WAITED, Kept, Recorder, Site
 from collectives.run.waits import Ran, costs, finding, sampled
 
@@ -64,3 +66,25 @@ def test_ranks_that_wait_for_nobody_in_particular_are_told_so(alone):
     ranks = [ran(8.0, own) for own in kept[: 1 if alone else 3]]
     said = finding(ranks, costs(ranks, sampled(ranks)))
     assert said.startswith("No rank is waited for long: " if alone else "R")
+
+
+@pytest.mark.parametrize(
+    ("words", "profile", "replaced", "arguments"),
+    [
+        ("--profile SCRIPT --profile", "profile", None, ["--profile"]),
+        ("--profile=here SCRIPT", "here", None, []),
+        (
+            "--replace gloo --profile SCRIPT a --replace b",
+            "profile",
+            "gloo",
+            ["a", "--replace", "b"],
+        ),
+        ("--profile --replace=gloo,nccl SCRIPT", "profile", "gloo,nccl", []),
+    ],
+)
+def test_a_profile_without_a_file_takes_no_word(words, profile, replaced, arguments):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--replace")
+    found = parse(parser, words.replace("SCRIPT", __file__).split(), "--replace")
+    assert (found.profile, found.replace, found.script) == (profile, replaced, __file__)
+    assert found.arguments == arguments
