@@ -231,10 +231,11 @@ class Call:
         context = replace(self.context, samples=self.context.samples[rows])
         return replace(self, x=x, context=replace(context, **changed))
 
-    def __call__(self, learn: Callable[["Call"], None]) -> Tensors:
+    def __call__(self, learn: Callable[["Call"], None], *, meets: bool) -> Tensors:
         """Outputs by name.
 
-        ``learn`` makes trials when random numbers are drawn at a place that is not known.
+        ``learn`` makes trials when random numbers are drawn at a place that is not known;
+        ``meets``: whether other ranks take part in the pass.
         """
 
         def unknown() -> None:
@@ -244,7 +245,14 @@ class Call:
             self._begin(self.context)
 
         self._begin(self.context)
-        return self._run(unknown)
+        found, watched = self._run(unknown), self.watched
+        if watched.drew and not meets:  # the samples of a trial drew none
+            watched.modes.add(self.context.training)
+            self._begin(self.context)
+            found = self._run(unknown)
+        if watched.drew:
+            watched.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
+        return found
 
     def tried(self, *, loud: bool = False) -> Tensors:
         """Outputs by name, in :attr:`Watched.narrow`; no part in batch norm with other ranks.
@@ -276,10 +284,7 @@ class Call:
             )
         values = {**self.values, **{name: self.values[name].clone() for name in watched.state}}
         with watched.in_mode(training=context.training):
-            found = watched(values, x)
-        if watched.drew:
-            watched.say(f" draws random numbers, and drew none in a trial{UNKEYED}")
-        return found
+            return watched(values, x)
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
