@@ -87,7 +87,11 @@ KINDS = {
     "for all": Calls(lambda x: x + torch.randn(5, 8)),
     "layer drop": Calls(skips, nn.Linear(8, 8)),
     "dot product": Calls(lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2)),
+    "unless empty": Calls(lambda x: x + torch.randn_like(x) if x.any() else x),
     "without autograd": Calls(torch.inference_mode()(lambda x: functional.dropout(x, 0.3))),
+    "lstm without autograd": Calls(
+        torch.inference_mode()(lambda x, part: part(x)[0]), lstm(batch_first=True)
+    ),
 }
 
 
@@ -102,8 +106,11 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     torch.manual_seed(0)
     state = torch.get_rng_state()
     layer = TorchLayer(KINDS[kind].double())
+    # Trials of zeros, and within the pass of a rank without samples, as at the end of an epoch.
+    assert layer.output_shape((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
     x = np.random.default_rng(0).normal(size=(5, 5, 8))
+    passed(layer, values, x[:0], replace(CONTEXT, samples=CONTEXT.samples[:0]))
     whole = passed(layer, values, x)
     for rows in ([4], [1, 2], [3, 0, 2], [0, 1, 2, 3, 4]):
         some = replace(CONTEXT, samples=CONTEXT.samples[rows], again=True)
@@ -129,18 +136,6 @@ def test_a_first_batch_with_zeros_does_not_hide_whose_numbers_are_whose(kind):
     one = replace(CONTEXT, samples=CONTEXT.samples[[3]], again=True)
     for found, wanted in zip(passed(layer, values, x[[3]], one), whole, strict=True):
         np.testing.assert_allclose(found, wanted[[3]], rtol=1e-12, atol=1e-14)
-
-
-def test_numbers_that_a_sample_of_zeros_does_not_draw_are_keyed():
-    def rarely(x):
-        return torch.where(x > 1, functional.dropout(x, 0.3), x) if (x > 1).any() else x
-
-    layer, x = TorchLayer(Calls(rarely)), np.random.default_rng(0).normal(size=(5, 40))
-    assert layer.output_shape((40,)) == (40,)
-    whole = layer.forward({}, x, CONTEXT)[0]
-    assert not np.array_equal(whole, x)
-    one = replace(CONTEXT, samples=CONTEXT.samples[[3]])
-    np.testing.assert_array_equal(layer.forward({}, x[[3]], one)[0], whole[[3]])
 
 
 def test_padding_changes_no_number():
@@ -345,7 +340,7 @@ def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, 
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("kind", ["hook", "forward"])
-def test_own_code_around_a_class_of_torch_is_watched(kind, later):
+def test_own_code_around_a_class_of_torch_is_keyed(kind, later):
     module = nn.Linear(8, 8)
     usual, draws = module.forward, [not later]
 
@@ -358,12 +353,10 @@ def test_own_code_around_a_class_of_torch_is_watched(kind, later):
         module.forward = lambda x: noisy(usual(x))
     layer, x = TorchLayer(module), np.ones((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
-    before = layer.forward(values, x, CONTEXT)[0]
-    draws[0] = True
-    one = layer.forward(values, x, CONTEXT)[0]
-    assert np.array_equal(one, before) != later
-    alone = replace(CONTEXT, samples=CONTEXT.samples[[3]])
-    np.testing.assert_allclose(layer.forward(values, x[[3]], alone)[0], one[[3]], rtol=1e-12)
+    layer.forward(values, x, CONTEXT)
+    draws[0] = True  # perhaps later than any trial
+    one, _ = layer.forward(values, x, CONTEXT)
+    np.testing.assert_array_equal(layer.forward(values, x, CONTEXT)[0], one)  # keyed by the sample
     assert not np.array_equal(layer.forward(values, x, replace(CONTEXT, step=4))[0], one)
 
 

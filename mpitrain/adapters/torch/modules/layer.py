@@ -163,8 +163,7 @@ class TorchLayer(TorchModule):
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
             known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
             mark(known)
-            meets = self.mixes or type(self._share.region) is not Region
-            y = call(self._learn, meets=meets)
+            y = call(self._learn, meets=self.mixes or self._alone is not None)
         if name := stray(y, known, self.trained_names):
             watched.say(
                 f" follows from {name} by another way than its inputs, whose gradient would be "
