@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 
 from collectives.about import load_mpi
-from collectives.commands.arguments import positive, size
+from collectives.commands.arguments import add_collective, positive, size
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
-from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
 
@@ -16,8 +15,7 @@ def add(commands: Commands) -> None:
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
     add = tuning.add_argument
-    only = f"measure only this collective: {', '.join(CONTRACTS)} (all)"
-    add("collective", nargs="?", choices=CONTRACTS, metavar="collective", help=only)
+    add_collective(tuning)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
     add("-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)")
     factor = "multiply each size by this to get the next (2)"
