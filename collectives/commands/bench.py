@@ -135,12 +135,13 @@ def _add_outputs(add: Callable[..., object]) -> None:
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def algorithms(collective: str, text: str) -> list[str]:
+def algorithms(collective: str, text: str, *, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
-    registered."""
+    registered; ``uneven``: all are those that take unequal blocks."""
+    usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
     wanted: list[str] = []
     for name in known(text):
-        wanted += names(collective) if name == "all" else [name]
+        wanted += usual if name == "all" else [name]
     for name in wanted:
         if name not in ("auto", "native", "nccl"):
             find(collective, parse(name)[0])
@@ -174,7 +175,9 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     try:
         pairs = options.collective in _PAIRS
         plain = _VECTORS.get(options.collective, options.collective)
-        wanted = ["native"] if pairs else algorithms(plain, options.algorithm)
+        uneven = plain != options.collective
+        asked = options.algorithm
+        wanted = ["native"] if pairs else algorithms(plain, asked, uneven=uneven)
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
@@ -210,7 +213,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         for memory, in_place in product(_MEMORY[options.memory], places[options.place]):
             case = Case(
                 collective=plain,
-                vector=plain != options.collective,
+                vector=uneven,
                 nbytes=nbytes,
                 dtype=dtype,
                 op=options.op,
