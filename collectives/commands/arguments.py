@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collectives import extras
@@ -118,67 +119,57 @@ def add_collective(
     parser: argparse.ArgumentParser, usual: str = "all", *, or_file: bool = False
 ) -> None:
     """Adds the collective, the first word of each command; without one it is ``usual``."""
-    default = collective(usual) if usual != "all" else None
-    read, also = (collective_or_file, ", or mine.py:name") if or_file else (collective, "")
-    text = f"{', '.join(CONTRACTS)}{also} ({usual})"
+    read, more = (collective_or_file, ", or mine.py:name") if or_file else (collective, "")
+    text = f"{', '.join(CONTRACTS)}{more} ({usual})"
+    default = None if usual == "all" else usual
     parser.add_argument("collective", nargs="?", type=read, default=default, help=text)
 
 
 def add_drawn(parser: argparse.ArgumentParser, others: str = "") -> None:
-    """Adds a collective and one of its algorithms; :func:`drawn` gives the collective."""
+    """Adds a collective and one of its algorithms; ``former`` is a collective given as before."""
     add_collective(parser, "allreduce")
     text = f"name, NAME:key=value with options, or mine.py:name{others}"
     parser.add_argument("algorithm", help=text)
-    # The spelling of the release before.
     former = ("-c", "--collective")
     parser.add_argument(*former, dest="former", type=collective, help=argparse.SUPPRESS)
 
 
-def drawn(options: argparse.Namespace) -> str:
-    """The collective of :func:`add_drawn`."""
-    return str(options.former or options.collective)
-
-
-def add_ranks(
-    parser: argparse.ArgumentParser, usual: int | str | None = None, former: str = ""
-) -> None:
-    """Adds ``-n``: one number of ranks, several if ``usual`` is a text; ``None``: it must be given.
-
-    ``former`` is a spelling of the release before.
-    """
+def add_ranks(parser: argparse.ArgumentParser, usual: int | str | None = None) -> None:
+    """Adds ``-n``: a number of ranks, numbers if ``usual`` is a text; ``None``: it is needed."""
     several = isinstance(usual, str)
     text = f"numbers of ranks: {_RANKS}" if several else "number of ranks"
-    action = parser.add_argument(
-        *("-n", "--ranks"),
-        type=ranks if several else rank_count,
-        default=usual,
-        required=usual is None,
-        help=text + (f" ({usual})" if usual else ""),
-    )
-    _also(parser, former, action)
+    text += f" ({usual})" if usual else ""
+    read = ranks if several else rank_count
+    names = ("-n", "--ranks")
+    parser.add_argument(*names, type=read, default=usual, required=not usual, help=text)
 
 
 def add_bytes(parser: argparse.ArgumentParser, usual: str) -> None:
     """Adds ``-b``: the bytes of a buffer."""
     text = f"bytes of the buffer, as 8, 4K or 1M ({usual})"
-    action = parser.add_argument("-b", "--bytes", type=size, default=usual, help=text)
-    _also(parser, "--size", action)
+    parser.add_argument("-b", "--bytes", type=size, default=usual, help=text)
+    also(parser, "--size", "--bytes")
 
 
-def _also(parser: argparse.ArgumentParser, former: str, action: argparse.Action) -> None:
+def add_sizes(add: Callable[..., object], most: str, factor: int) -> None:
+    """Adds nccl-tests' sizes of buffers: ``-b``, ``-e`` and ``-f``."""
+    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
+    add("-e", "--maxbytes", type=size, default=most, help=f"largest buffer ({most})")
+    text = f"multiply each size by this to get the next ({factor})"
+    add("-f", "--stepfactor", type=int, default=factor, help=text)
+
+
+def also(parser: argparse.ArgumentParser, former: str, name: str) -> None:
     """Lets an option be spelt as in the release before, too; its help does not say so."""
-    if former:
-        parser._option_string_actions[former] = action
+    parser._option_string_actions[former] = parser._option_string_actions[name]
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds a modelled network: ``--topology``, ``--alpha`` and ``--bandwidth``."""
     add = parser.add_argument
     add("--topology", choices=TOPOLOGIES, default="flat", help="network; flat: one switch (flat)")
-    latency = "latency of a message in microseconds (1.5)"
-    add("--alpha", type=not_negative, default=1.5, help=latency)
-    rate = "bandwidth of a rank's port in GB/s (25)"
-    add("--bandwidth", type=above_zero, default=25.0, help=rate)
+    add("--alpha", type=not_negative, default=1.5, help="latency of a message in us (1.5)")
+    add("--bandwidth", type=above_zero, default=25.0, help="GB/s of a rank's port (25)")
 
 
 def add_virtual(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +178,7 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     slower = "factor on the CPU time that virtual ranks take to compute (1)"
     add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
-    moves = "messages move while virtual ranks compute, each as soon as its receive is posted"
+    moves = "messages also move while their ranks compute, not only within calls of MPI"
     add("--async-progress", action="store_true", help=moves)
 
 

@@ -17,6 +17,7 @@ from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.bench import inputs
 from collectives.commands.arguments import (
     above_zero,
+    add_sizes,
     collective,
     count,
     known,
@@ -58,11 +59,7 @@ def add(commands: Commands) -> None:
         f"of ranks {', '.join(_PAIRS)}; also OSU's names, as osu_bcast"
     )
     parser.add_argument("collective", type=_measured, help=told)
-    group = parser.add_argument_group
-    _add_case(group("what is measured").add_argument)
-    _add_sizes(group("sizes").add_argument)
-    _add_repeats(group("repeats and checks").add_argument)
-    _add_outputs(group("output").add_argument)
+    _add_flags(parser.add_argument_group)
     add_verbose(parser)
     parser.set_defaults(run=run)
 
@@ -74,7 +71,8 @@ def _measured(text: str) -> str:
     return name if name in (*_PAIRS, *_VECTORS) else collective(name)
 
 
-def _add_case(add: Callable[..., object]) -> None:
+def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
+    add = group("what is measured").add_argument
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-o", "--op", choices=OPERATIONS, default="sum", help="reduction (sum)")
@@ -83,7 +81,7 @@ def _add_case(add: Callable[..., object]) -> None:
     add("--place", choices=("out", "in", "both"), default="out", help=place)
     memory = (
         "arrays: numpy: ordinary ones; shared: of Communicator.empty; both: these two; cupy: on "
-        "the GPU; ipc: on the GPU, where the other ranks read them (numpy)"
+        "the GPU; ipc: on the GPU, shared with the other ranks (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     kinds = (
@@ -94,17 +92,10 @@ def _add_case(add: Callable[..., object]) -> None:
     add("--buffers", choices=("rewritten", "cached", "rotating"), default="rewritten", help=kinds)
     level = "thread level to ask MPI for (multiple)"
     add("--thread-level", choices=("single", "multiple"), help=level)
-
-
-def _add_sizes(add: Callable[..., object]) -> None:
-    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
-    add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
-    factor = "multiply each size by this to get the next (4)"
-    add("-f", "--stepfactor", type=int, default=4, help=factor)
+    add = group("sizes").add_argument
+    add_sizes(add, "1M", 4)
     add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
-
-
-def _add_repeats(add: Callable[..., object]) -> None:
+    add = group("repeats and checks").add_argument
     add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
     before = "calls before a repeat's timed ones (1)"
     add("-w", "--warmup_iters", type=count, default=1, help=before)
@@ -113,7 +104,7 @@ def _add_repeats(add: Callable[..., object]) -> None:
     add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
     average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
-    floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
+    floor = "print the least time that memory bandwidth (STREAM) allows, over the measured time"
     add("--floor", action="store_true", help=floor)
     hidden = (
         "compute during nonblocking calls, with K calls of Test; print which share of their time "
@@ -121,21 +112,19 @@ def _add_repeats(add: Callable[..., object]) -> None:
     )
     add("--overlap", type=positive, metavar="K", help=hidden)
     add("-T", "--timeout", type=above_zero, help="abort the job after this many seconds")
-
-
-def _add_outputs(add: Callable[..., object]) -> None:
+    add = group("output").add_argument
     add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
     judged = (
-        "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
-        "no others) is below this, in GB/s"
+        "exit with 1 if the mean bus bandwidth of all our rows, or of native's without these, is "
+        "below this, in GB/s"
     )
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def algorithms(collective: str, text: str, *, uneven: bool = False) -> list[str]:
+def algorithms(collective: str, text: str, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
     registered; ``uneven``: all are those that take unequal blocks."""
     usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
@@ -176,8 +165,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         pairs = options.collective in _PAIRS
         plain = _VECTORS.get(options.collective, options.collective)
         uneven = plain != options.collective
-        asked = options.algorithm
-        wanted = ["native"] if pairs else algorithms(plain, asked, uneven=uneven)
+        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, uneven)
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")

@@ -8,7 +8,7 @@ from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import resolve
-from collectives.commands.arguments import add_drawn, add_ranks, drawn
+from collectives.commands.arguments import add_drawn, add_ranks
 from collectives.commands.program import Commands
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -40,17 +40,12 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     asked = [options.algorithm, *([options.beside] if options.beside else [])]
     names = [resolve(algorithm) for algorithm in asked]
-    collective = drawn(options)
+    collective = options.former or options.collective
     page = explorer(collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{collective}_{plain}.html")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, page)
-    except OSError as error:
-        raise CollectiveError(
-            f"cannot write {path}: {error.strerror}; name a file with -o"
-        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, page)
     print(f"wrote {path}")
     return 0
 

@@ -26,9 +26,7 @@ from collectives.errors import TooLarge, UnknownAlgorithm
 
 def add(commands: Commands) -> None:
     """Adds ``simulate``, ``cost`` and ``fit``."""
-    timing = commands.add_parser(
-        "simulate", help="simulate algorithms on a model of a network: which one wins"
-    )
+    timing = commands.add_parser("simulate", help="simulate algorithms on a modelled network")
     add = timing.add_argument
     add_collective(timing, "allreduce")
     add_ranks(timing, "8..65536")
@@ -40,9 +38,7 @@ def add(commands: Commands) -> None:
     add("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
-    pricing = commands.add_parser(
-        "cost", help="compare formulas for the cost of a collective with the simulator"
-    )
+    pricing = commands.add_parser("cost", help="compare formulas of costs with the simulator")
     add = pricing.add_argument
     add_collective(pricing, "allreduce")
     add_ranks(pricing, 8)
@@ -71,8 +67,8 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
-    ports = "one port" if options.ports == "one" else "many ports"
-    title = f"{options.collective} of {options.bytes} bytes, {in_words(options)}, {ports} a rank"
+    what = f"{options.collective} of {options.bytes} bytes"
+    title = f"{what}, {in_words(options)}, {options.ports}-port"
     print(f"{title}; milliseconds")
     widths = {name: 2 + max(8, len(name)) for name in wanted}
     print("  ranks" + "".join(f"{name:>{width}}" for name, width in widths.items()))
@@ -114,14 +110,7 @@ def _picture(table: dict[str, list[tuple[int, float]]], title: str, path: Path) 
     plt = pyplot()
     canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     rows = {name: points for name, points in table.items() if points}
-    sizes = sorted({ranks for points in rows.values() for ranks, _ in points})
-    if len(sizes) == 1:
-        title = f"{title}, {sizes[0]} ranks"
-        fastest_last = sorted(rows, key=lambda name: rows[name][0][1], reverse=True)
-        bars = axes.barh(fastest_last, [1e3 * rows[name][0][1] for name in fastest_last])
-        axes.bar_label(bars, fmt="%.3g", padding=3)
-        axes.set_xlabel("simulated time (ms)")
-    else:
+    if max(map(len, rows.values()), default=0) > 1:
         for name, points in rows.items():
             ranks, seconds = zip(*points)
             axes.plot(ranks, [1e3 * s for s in seconds], marker="o", label=name)
@@ -131,6 +120,12 @@ def _picture(table: dict[str, list[tuple[int, float]]], title: str, path: Path) 
         axes.set_ylabel("simulated time (ms)")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
+    else:
+        for name in sorted(rows, key=lambda name: rows[name], reverse=True):  # the fastest on top
+            count, second = rows[name][0]
+            bar = axes.barh(name, 1e3 * second, color="C0")
+            axes.bar_label(bar, fmt="%.3g", padding=3)
+            axes.set_xlabel(f"simulated time on {count} ranks (ms)")
     axes.set_title(title, fontsize=10)
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
@@ -141,7 +136,7 @@ def cost(options: argparse.Namespace) -> int:
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     which, p, m = options.collective, options.ranks, options.bytes
     machine = Machine(network(options, p), model.gamma)
-    print(f"{which} of {m} bytes on {p} ranks, {in_words(options)}, one port a rank; microseconds")
+    print(f"{which} of {m} bytes on {p} ranks, {in_words(options)}, one-port; microseconds")
     print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula (flat)")
     closed = {one.algorithm: one for one in FORMULAS if which == "allreduce"}
     notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020'] if closed else []

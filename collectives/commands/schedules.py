@@ -12,7 +12,7 @@ from collectives.analysis.figure import figure
 from collectives.analysis.grid import grid
 from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import add_collective, add_drawn, add_ranks, drawn
+from collectives.commands.arguments import add_collective, add_drawn, add_ranks
 from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
@@ -25,26 +25,19 @@ _MOST_PROVED = 64
 
 def add(commands: Commands) -> None:
     """Adds ``list``, ``verify`` and ``draw``."""
-    listing = commands.add_parser(
-        "list", help="list the algorithms, their costs and who found them"
-    )
+    listing = commands.add_parser("list", help="list the algorithms, their costs and papers")
     add_collective(listing, or_file=True)
     add_ranks(listing, 8)
     listing.set_defaults(run=_list)
 
-    proving = commands.add_parser(
-        "verify",
-        help="prove the algorithms correct on many numbers of ranks (half a minute)",
-    )
+    proving = commands.add_parser("verify", help="prove algorithms on many numbers of ranks")
     add_collective(proving, or_file=True)
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
     proving.add_argument("--algorithm", help=only)
     add_ranks(proving, "1-33,64")
     proving.set_defaults(run=_verify)
 
-    drawing = commands.add_parser(
-        "draw", help="draw one algorithm: a grid in the terminal and a picture"
-    )
+    drawing = commands.add_parser("draw", help="draw an algorithm in the terminal and a picture")
     add = drawing.add_argument
     add_drawn(drawing, "; all: all collectives and algorithms")
     add_ranks(drawing, 8)
@@ -155,7 +148,7 @@ def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
     options.algorithm = resolve(options.algorithm)
-    collective = drawn(options)
+    collective = options.former or options.collective
     schedule = build(collective, options.algorithm, options.ranks)
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{collective}_{plain}_{options.ranks}.png")

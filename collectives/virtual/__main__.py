@@ -1,4 +1,4 @@
-"""``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
+"""Runs a program of mpi4py on virtual ranks: python -m collectives.virtual -n 8 program.py."""
 
 import argparse
 import sys

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.commands import above_zero, add_ranks, positive
+from collectives.commands import above_zero, add_ranks, also, positive
 from mpitrain import extras
 from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.commands.arguments import add_job
@@ -57,14 +57,13 @@ def _add_partition(commands: "Commands") -> None:
     parser = commands.add_parser("partition", help=text)
     add = parser.add_argument
     add("profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format")
-    add_ranks(parser, former="--workers")
-    rate = "bandwidth of a link between nodes in GB/s (1.25)"
-    add("--bandwidth", type=_gigabytes, default=1.25, help=rate)
+    add_ranks(parser)
+    also(parser, "--workers", "--ranks")
+    add("--bandwidth", type=_gigabytes, default=1.25, help="GB/s between nodes (1.25)")
     add("--per-node", type=positive, default=1, help="ranks of each node (1)")
-    add("--inside", type=_gigabytes, default=10.0, help="bandwidth within a node in GB/s (10)")
+    add("--inside", type=_gigabytes, default=10.0, help="GB/s within a node (10)")
     add("--servers", action="store_true", help="ranks push and pull weights, not an all-reduce")
-    alone = "add the time of an all-reduce to the computation, which does not hide it"
-    add("--exposed", action="store_true", help=alone)
+    add("--exposed", action="store_true", help="an all-reduce adds its time to the computation")
     add("--memory", type=_gigabytes, metavar="GIB", help="GiB that a rank may use (no limit)")
     parser.set_defaults(act=cut)
 
@@ -128,8 +127,8 @@ def cut(options: argparse.Namespace) -> None:
             f"of the ranks, at most {_MOST // len(profile)}"
         )
     nodes = [rank // options.per_node for rank in range(options.ranks)]
-    rates = 1e9 * options.bandwidth, 1e9 * options.inside
-    links = TwoLevelLinks(*rates, nodes if options.per_node > 1 else ())
+    nodes = nodes if options.per_node > 1 else []
+    links = TwoLevelLinks(1e9 * options.bandwidth, 1e9 * options.inside, nodes)
     memory = options.memory and 2**30 * options.memory
     servers, hidden = options.servers, not options.exposed
     costs = Costs(profile, links, memory, servers=servers, hidden=hidden)

@@ -126,7 +126,7 @@ def test_the_commands(tmp_path, capsys):
     # The same network by default, so the same time.
     assert main(["simulate", "-n", "6", "-b", "1M", "--algorithm", "ring"]) == 0
     simulated = capsys.readouterr().out
-    assert "network flat, 1.5 us, 25 GB/s, one port a rank" in told and simulated
+    assert "network flat, 1.5 us, 25 GB/s, one-port" in told and simulated
     of_cost = next(line for line in told.splitlines() if line.startswith("ring")).split()
     of_simulate = simulated.splitlines()[2].split()
     assert float(of_simulate[1]) == pytest.approx(1e-3 * float(of_cost[2]), abs=1e-3)

@@ -107,7 +107,7 @@ def test_the_command(capsys, tmp_path):
         arguments = ["-n", ranks, "--topology", "torus2d", "--plot", str(picture)]
         assert main(["simulate", *arguments]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert "network torus2d, 1.5 us, 25 GB/s, one port a rank" in lines[0]
+        assert "network torus2d, 1.5 us, 25 GB/s, one-port" in lines[0]
         assert [line.split()[0] for line in lines[2:-2]] == rows
         assert picture.stat().st_size > 1000
         picture.unlink()
