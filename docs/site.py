@@ -13,6 +13,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 from collectives.__main__ import main as run_collectives
 from mpitrain.__main__ import main as run_mpitrain
@@ -45,7 +46,7 @@ _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 #: A link that is named by the file that it leads to.
 _BY_FILE = re.compile(r"\[[\w./-]+\.md\](?=\((?!\w+:)([^)#\s]+))")
 #: A line of code that is wider than a page, and the comment behind it.
-_WIDE = re.compile(r"^(?=.{88})([^#\n]*\S) +# (.+)$", re.MULTILINE)
+_WIDE = re.compile(r"^(?=.{74})([^#\n]*\S) +# (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```\w*\n.*?^```$", re.MULTILINE | re.DOTALL)
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
@@ -111,6 +112,12 @@ def _above(found: re.Match[str]) -> str:
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Shows Sphinx's roles of docstrings as code."""
     return _ROLE.sub(r"<code>\1</code>", html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Takes the script by which pages on disk are searched from the site, not from another host."""
+    own = get_relative_url("figures/worker.js", page.url)
+    return output.replace("https://unpkg.com/iframe-worker/shim", own)
 
 
 def _page_of(path: str) -> str:

@@ -99,7 +99,7 @@ def judge_network(found: list[Links]) -> Finding:
     if len(first.variables) > _VARIABLES_SHOWN:
         text += f" and {len(first.variables) - _VARIABLES_SHOWN} more"
     if first.xpmem and not any(one.startswith(_XPMEM) for one in first.variables):
-        text += f"; XPMEM slows some MPICHs' broadcasts: try {_XPMEM[0]}=CMA (Cray) or {_XPMEM[1]}=0"
+        text += f"; XPMEM slows some MPICHs' broadcasts: try {_XPMEM[0]}=CMA or {_XPMEM[1]}=0"
     for rank, other in enumerate(found):
         if other.variables != first.variables:
             differing = sorted({*other.variables} ^ {*first.variables})
