@@ -1,5 +1,6 @@
 """Versions of this software and its libraries, for ``--version`` and the records of runs."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -29,6 +30,8 @@ def load_mpi() -> None:
     Raises:
         LaunchError: there is no MPI library; the message says how to get one.
     """
+    # Windows here are one node's memory. Open MPI's UCX would say that it has no device for others.
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     try:
         from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:

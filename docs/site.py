@@ -8,10 +8,12 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 from collectives.__main__ import main as run_collectives
 from mpitrain.__main__ import main as run_mpitrain
@@ -36,11 +38,16 @@ API = {
 }
 #: Explorers by their file: a title and the command that writes it, but for the file's name.
 EXPLORERS = {
-    "ring": ("Ring beside Swing", ["explore", "ring", "--with", "swing", "-n", "4,8", "-o"]),
-    "tree": ("Double binary tree", ["explore", "double_binary_tree:segments=4", "-n", "7,8", "-o"]),
-    "bruck": ("Bruck's all-to-all", ["explore", "bruck", "-c", "alltoall", "-n", "5,8", "-o"]),
+    "ring": ("Ring beside Swing", "explore allreduce ring --with swing -n 4,8 -o"),
+    "tree": ("Double binary tree", "explore allreduce double_binary_tree:segments=4 -n 7,8 -o"),
+    "bruck": ("Bruck's all-to-all", "explore alltoall bruck -n 5,8 -o"),
 }
 _LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
+#: A link that is named by the file that it leads to.
+_BY_FILE = re.compile(r"\[[\w./-]+\.md\](?=\((?!\w+:)([^)#\s]+))")
+#: A line of code that is wider than a page, and the comment behind it.
+_WIDE = re.compile(r"^(?=.{74})([^#\n]*\S) +# (.+)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```\w*\n.*?^```$", re.MULTILINE | re.DOTALL)
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
 
@@ -62,27 +69,55 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, (_, command) in EXPLORERS.items():
             path = Path(folder) / f"{name}.html"
             with redirect_stdout(StringIO()):
-                assert run_collectives([*command, str(path)]) == 0
+                assert run_collectives([*command.split(), str(path)]) == 0
             files.append(File.generated(config, f"explore/{name}.html", content=path.read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links between files of the repository to their pages."""
+    """Leads links between files of the repository to their pages, and names them by these; puts
+    comments of wide lines of code above them."""
     name = page.file.src_uri
     if "/" in name or name == "explore.md":
         return markdown
+    titles = {file: title for part in config.nav for title, file in _entries(part)}
     folder = PurePosixPath(OUTSIDE.get(name, f"docs/{name}")).parent
 
     def lead(found: re.Match[str]) -> str:
         return found[1] + _page_of(normpath(str(folder / found[2])))
 
-    return _LINK.sub(lead, markdown)
+    def call(found: re.Match[str]) -> str:
+        return f"[{titles.get(_page_of(normpath(str(folder / found[1]))), found[1])}]"
+
+    markdown = _BLOCK.sub(lambda block: _WIDE.sub(_above, block[0]), markdown)
+    return _LINK.sub(lead, _BY_FILE.sub(call, markdown))
+
+
+def _entries(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Titles and files of a part of the menu."""
+    for title, below in part.items():
+        if isinstance(below, str):
+            yield title, below
+            continue
+        for one in below:
+            yield from _entries(one)
+
+
+def _above(found: re.Match[str]) -> str:
+    """A line of code below its comment, behind the same spaces or prompt."""
+    before = re.match(r"[\w-]*\$ | *", found[1])
+    return f"{before[0] if before else ''}# {found[2]}\n{found[1]}"
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Shows Sphinx's roles of docstrings as code."""
     return _ROLE.sub(r"<code>\1</code>", html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Takes the script by which pages on disk are searched from the site, not from another host."""
+    own = get_relative_url("figures/worker.js", page.url)
+    return output.replace("https://unpkg.com/iframe-worker/shim", own)
 
 
 def _page_of(path: str) -> str:
@@ -126,7 +161,7 @@ def _explorers() -> str:
 
     def rows() -> Iterator[str]:
         for name, (title, command) in EXPLORERS.items():
-            yield f"| [{title}](explore/{name}.html) | `collectives {' '.join(command)} FILE` |"
+            yield f"| [{title}](explore/{name}.html) | `collectives {command} FILE` |"
 
     return (
         "# Explorers\n\nPages that step through the rounds of an algorithm."

@@ -2,9 +2,9 @@
 
 It is proved, drawn and simulated without MPI, and run on as many ranks as there are:
 
-    python -m collectives verify examples/own_algorithm.py:both_ways --ranks 1-17
+    python -m collectives verify examples/own_algorithm.py:both_ways -n 1-17
     python -m collectives draw examples/own_algorithm.py:both_ways -n 4
-    python -m collectives simulate --algorithm ring,examples/own_algorithm.py:both_ways --ranks 8
+    python -m collectives simulate -n 8 --algorithm ring,examples/own_algorithm.py:both_ways
     mpirun -n 4 python -m collectives bench allreduce --algorithm examples/own_algorithm.py
     mpirun -n 4 python examples/own_algorithm.py
 

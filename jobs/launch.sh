@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # How ranks are started, in one place: the job scripts source this and call `launch` with the
-# arguments of Python.  The allocation is SLURM's or PBS's; docs/sites.md has the settings of sites.
+# arguments of Python.  The allocation is SLURM's, PBS's or PJM's; docs/sites.md has the settings of
+# sites.
 #
 #   MPITRAIN_PYTHON          the interpreter of the environment (default: python)
 #   MPITRAIN_LAUNCHER        mpirun  the environment's mpiexec within the allocation (the default)
@@ -20,11 +21,25 @@
 
 if [ -n "${PBS_JOBID:-}" ]; then
     cd "$PBS_O_WORKDIR" || exit 2  # a job of PBS begins in the home folder
-elif [ -z "${SLURM_JOB_ID:-}" ]; then
-    echo "jobs: this is no job of SLURM or PBS; give the script to sbatch or qsub" >&2
+elif [ -z "${SLURM_JOB_ID:-}${PJM_JOBID:-}" ]; then
+    echo "jobs: this is no job of SLURM, PBS or PJM; give the script to sbatch, qsub or pjsub" >&2
     exit 2
 fi
 python=${MPITRAIN_PYTHON:-python}
+
+# Gives srun's ranks one thread of each core, where the job has whole nodes and cores enough.  srun
+# refuses a hint beside other options of threads and cores, and these are the user's.
+hint() {  # the ranks, then srun's options
+    local cores cpus ranks=$1
+    shift
+    [[ ! " $* " =~ \ --(hint|cpu.bind|(threads|ntasks)-per-core) ]] || return 0
+    cpus=$(lscpu -p=CPU 2>/dev/null | grep -vc '^#') || return 0
+    cores=$(lscpu -p=CORE,SOCKET | grep -v '^#' | sort -u | wc -l)
+    if [ "$cpus" -gt "$cores" ] && [ "${SLURM_CPUS_ON_NODE:-0}" -eq "$cpus" ] &&
+        [ $((ranks * ${SLURM_CPUS_PER_TASK:-1})) -le $((cores * ${SLURM_NNODES:-1})) ]; then
+        export SLURM_HINT=${SLURM_HINT:-nomultithread}
+    fi
+}
 
 launch() {
     local nodes ranks per_node='' kind=${MPITRAIN_LAUNCHER:-mpirun} mpiexec container=apptainer
@@ -37,6 +52,8 @@ launch() {
         # The file has mpiprocs lines for each node; some sites write one.
         per_node=${MPITRAIN_RANKS_PER_NODE:-$(($(wc -l <"$PBS_NODEFILE") / nodes))}
         ranks=$((nodes * per_node))
+    elif [ -n "${PJM_JOBID:-}" ]; then
+        ranks=$PJM_MPI_PROC
     else
         ranks=${SLURM_NTASKS:-$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))}
         [ -z "${MPITRAIN_IMAGE:-}" ] || kind=${MPITRAIN_LAUNCHER:-pmix}
@@ -62,6 +79,7 @@ launch() {
             return 2
             ;;
     esac
+    [ "${command[0]}" != srun ] || hint "$ranks" "${options[@]}"
     if [ "$kind" = pals ] && [ -z "$per_node" ]; then
         echo "jobs: MPITRAIN_LAUNCHER=pals needs a job of PBS; under SLURM take srun" >&2
         return 2

@@ -39,6 +39,7 @@ class Case:
 
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
+        vector: whether its v-variant is called, with equal blocks.
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``; on a GPU ``"cupy"``,
             or ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rewritten: whether a rank writes to its buffers before each call, as a program does.
@@ -64,6 +65,7 @@ class Case:
     rotating: int = 0
     floor: bool = False
     tests: int | None = None
+    vector: bool = False
 
     @property
     def on_device(self) -> bool:
@@ -119,9 +121,10 @@ class Result:
     @property
     def busbw(self) -> float:
         """Bandwidth in GB/s of an ideal algorithm's busiest link; comparable across ranks."""
-        if self.collective not in CONTRACTS:  # messages between pairs
+        one = CONTRACTS.get(self.collective.removesuffix("v"))
+        if one is None:  # messages between pairs
             return self.algbw
-        return self.algbw * contract(self.collective).traffic(self.ranks)
+        return self.algbw * one.traffic(self.ranks)
 
 
 def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
@@ -159,13 +162,15 @@ class Buffers:
             # The full specification spares mpi4py the look-up of the type at every native call.
             if not parts:
                 return None
-            return [items, count, datatype] if datatype else items
+            counts = [count] * parts if case.vector and parts > 1 else count
+            return [items, counts, datatype] if datatype else items
 
         self.arguments = Arguments(
             case.collective,
             MPI.IN_PLACE if self.send is None else spec(self.send, blocks.send_blocks(member)),
             spec(self.recv, blocks.recv_blocks(member)),
             named(case.op) if blocks.reduces else None,
+            vector=case.vector,
         )
 
     def quiet(self) -> None:
@@ -196,9 +201,10 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
         if algorithm != "native" or TYPES.get(case.dtype.char)
     }
     results = []
+    called = f"{case.collective}v" if case.vector else case.collective
     for algorithm, rotated in plans.items():
         result = Result(
-            case.collective, algorithm, rotated[0].algorithm, rotated[0].reason, nbytes,
+            called, algorithm, rotated[0].algorithm, rotated[0].reason, nbytes,
             case.count(size), case.dtype.name, case.op if blocks.reduces else "none",
             case.in_place, case.memory, size, 0, sets,
         )  # fmt: skip

@@ -2,8 +2,11 @@
 
 from collectives.commands.arguments import (
     above_zero,
+    add_ranks,
     add_virtual,
+    also,
     count,
+    in_words,
     network,
     not_negative,
     positive,
@@ -20,6 +23,7 @@ from collectives.commands.program import (
 )  # fmt: skip
 
 __all__ = [
-    "Commands", "above_zero", "add_commands", "add_verbose", "add_version", "add_virtual", "count",
-    "network", "not_negative", "parsed", "positive", "rank_count", "show_log", "while_read",
+    "Commands", "above_zero", "add_commands", "add_ranks", "add_verbose", "add_version",
+    "add_virtual", "also", "count", "in_words", "network", "not_negative", "parsed", "positive",
+    "rank_count", "show_log", "while_read",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collectives import extras
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 #: Names of networks, as of :data:`collectives.analysis.topology.TOPOLOGIES`.
 TOPOLOGIES = ("flat", "fat-tree", "cluster", "dgx1", "ring", "torus2d", "torus3d")
 #: Forms that :func:`ranks` reads, for the help of options.
-RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
+_RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
+#: MPI's names, which OSU's benchmarks have, where ours differ.
+_MPI_NAMES = {"bcast": "broadcast"}
 
 
 def positive(text: str) -> int:
@@ -97,37 +100,97 @@ def ranks(text: str) -> list[int]:
     return sizes
 
 
-def add_collective(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--collective``, whose names stand in the help once."""
-    text = f"{', '.join(CONTRACTS)} (allreduce)"
-    parser.add_argument(
-        *("-c", "--collective"), choices=CONTRACTS, default="allreduce", metavar="NAME", help=text
-    )
+def collective(text: str) -> str:
+    """A collective, by its name or by MPI's."""
+    if (name := _MPI_NAMES.get(text, text)) in CONTRACTS:
+        return name
+    if text.partition(":")[0] in {one.name for one in ALGORITHMS}:
+        cure = f"write --algorithm {text}, or its collective before it"
+        raise argparse.ArgumentTypeError(f"{text!r} is an algorithm; {cure}")
+    raise argparse.ArgumentTypeError(f"{text!r} is no collective; there are {', '.join(CONTRACTS)}")
+
+
+def collective_or_file(text: str) -> str:
+    """A collective, or ``"mine.py:name"``."""
+    return text if ".py" in text else collective(text)
+
+
+def add_collective(
+    parser: argparse.ArgumentParser, usual: str = "all", *, or_file: bool = False
+) -> None:
+    """Adds the collective, the first word of each command; without one it is ``usual``."""
+    read, more = (collective_or_file, ", or mine.py:name") if or_file else (collective, "")
+    text = f"{', '.join(CONTRACTS)}{more} ({usual})"
+    default = None if usual == "all" else usual
+    parser.add_argument("collective", nargs="?", type=read, default=default, help=text)
+
+
+def add_drawn(parser: argparse.ArgumentParser, others: str = "") -> None:
+    """Adds a collective and one of its algorithms; ``former`` is a collective given as before."""
+    add_collective(parser, "allreduce")
+    text = f"name, NAME:key=value with options, or mine.py:name{others}"
+    parser.add_argument("algorithm", help=text)
+    former = ("-c", "--collective")
+    parser.add_argument(*former, dest="former", type=collective, help=argparse.SUPPRESS)
+
+
+def add_ranks(parser: argparse.ArgumentParser, usual: int | str | None = None) -> None:
+    """Adds ``-n``: a number of ranks, numbers if ``usual`` is a text; ``None``: it is needed."""
+    several = isinstance(usual, str)
+    text = f"numbers of ranks: {_RANKS}" if several else "number of ranks"
+    text += f" ({usual})" if usual else ""
+    read = ranks if several else rank_count
+    names = ("-n", "--ranks")
+    parser.add_argument(*names, type=read, default=usual, required=not usual, help=text)
+
+
+def add_bytes(parser: argparse.ArgumentParser, usual: str) -> None:
+    """Adds ``-b``: the bytes of a buffer."""
+    text = f"bytes of the buffer, as 8, 4K or 1M ({usual})"
+    parser.add_argument("-b", "--bytes", type=size, default=usual, help=text)
+    also(parser, "--size", "--bytes")
+
+
+def add_sizes(add: Callable[..., object], most: str, factor: int) -> None:
+    """Adds nccl-tests' sizes of buffers: ``-b``, ``-e`` and ``-f``."""
+    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
+    add("-e", "--maxbytes", type=size, default=most, help=f"largest buffer ({most})")
+    text = f"multiply each size by this to get the next ({factor})"
+    add("-f", "--stepfactor", type=int, default=factor, help=text)
+
+
+def also(parser: argparse.ArgumentParser, former: str, name: str) -> None:
+    """Lets an option be spelt as in the release before, too; its help does not say so."""
+    parser._option_string_actions[former] = parser._option_string_actions[name]
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--alpha`` and ``--bandwidth`` of a modelled network."""
-    alpha = "latency of a message in microseconds (1.5)"
-    parser.add_argument("--alpha", type=not_negative, default=1.5, help=alpha)
-    bandwidth = "bandwidth of a port in GB/s (25)"
-    parser.add_argument("--bandwidth", type=above_zero, default=25.0, help=bandwidth)
+    """Adds a modelled network: ``--topology``, ``--alpha`` and ``--bandwidth``."""
+    add = parser.add_argument
+    add("--topology", choices=TOPOLOGIES, default="flat", help="network; flat: one switch (flat)")
+    add("--alpha", type=not_negative, default=1.5, help="latency of a message in us (1.5)")
+    add("--bandwidth", type=above_zero, default=25.0, help="GB/s of a rank's port (25)")
 
 
 def add_virtual(parser: argparse.ArgumentParser) -> None:
     """Adds the options of virtual ranks: their network, and how fast they compute."""
+    add_network(parser)
     add = parser.add_argument
-    add("--topology", choices=TOPOLOGIES, default="flat", help="network of virtual ranks (flat)")
     slower = "factor on the CPU time that virtual ranks take to compute (1)"
     add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
-    moves = "messages move while virtual ranks compute, each as soon as its receive is posted"
+    moves = "messages also move while their ranks compute, not only within calls of MPI"
     add("--async-progress", action="store_true", help=moves)
-    add_network(parser)
 
 
 def network(options: argparse.Namespace, size: int) -> "Topology":
-    """The network of ``size`` ranks that ``--topology`` and :func:`add_network` describe."""
+    """The network of ``size`` ranks that :func:`add_network` describes."""
     port = extras.LinkCost(1e-6 * options.alpha, 1e-9 / options.bandwidth)
     return extras.build_topology(options.topology, size, port)
+
+
+def in_words(options: argparse.Namespace) -> str:
+    """The network that :func:`add_network` describes, for people."""
+    return f"network {options.topology}, {options.alpha:g} us, {options.bandwidth:g} GB/s"
 
 
 def known(text: str) -> list[str]:
@@ -140,14 +203,3 @@ def known(text: str) -> list[str]:
         ScheduleError: an algorithm is wrong.
     """
     return [extras.resolve(name) for name in split(text)]
-
-
-def collective_or_file(text: str) -> str:
-    """A collective, or ``"mine.py:name"``."""
-    if text not in CONTRACTS and ".py" not in text:
-        if text.partition(":")[0] in {one.name for one in ALGORITHMS}:
-            raise argparse.ArgumentTypeError(f"{text!r} is an algorithm; write --algorithm {text}")
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a collective ({', '.join(CONTRACTS)}) nor file.py:name"
-        )
-    return text

@@ -15,7 +15,16 @@ from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.bench import inputs
-from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
+from collectives.commands.arguments import (
+    above_zero,
+    add_sizes,
+    collective,
+    count,
+    known,
+    not_negative,
+    positive,
+    size,
+)
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
@@ -34,42 +43,45 @@ _MEMORY = {
     "cupy": ["cupy"],
     "ipc": ["ipc"],
 }
+#: Collectives by their v-variants.
+_VECTORS = {f"{name}v": name for name, one in CONTRACTS.items() if one.block and not one.reduces}
+#: Tests between pairs of ranks.
+_PAIRS = ("latency", "bandwidth", "bibandwidth", "multipair")
+#: OSU's names of tests, where ours differ.
+_OSU_NAMES = {"bw": "bandwidth", "bibw": "bibandwidth", "mbw_mr": "multipair"}
 
 
 def add(commands: Commands) -> None:
     """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
-    _add_flags(parser.add_argument)
+    told = (
+        f"{', '.join(CONTRACTS)}; v-variants, as alltoallv, here with equal blocks; between pairs "
+        f"of ranks {', '.join(_PAIRS)}; also OSU's names, as osu_bcast"
+    )
+    parser.add_argument("collective", type=_measured, help=told)
+    _add_flags(parser.add_argument_group)
     add_verbose(parser)
     parser.set_defaults(run=run)
 
 
-def _add_flags(add: Callable[..., object]) -> None:
-    tests = ("latency", "bandwidth", "bibandwidth", "multipair")
-    told = f"{', '.join(CONTRACTS)}; between pairs of ranks {', '.join(tests)}"
-    add("collective", choices=[*CONTRACTS, *tests], metavar="collective", help=told)
+def _measured(text: str) -> str:
+    """A collective, a v-variant or a test between pairs, by our name or OSU's."""
+    name = text.removeprefix("osu_")
+    name = _OSU_NAMES.get(name, name)
+    return name if name in (*_PAIRS, *_VECTORS) else collective(name)
+
+
+def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
+    add = group("what is measured").add_argument
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
-    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
-    add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
-    factor = "multiply each size by this to get the next (4)"
-    add("-f", "--stepfactor", type=int, default=4, help=factor)
-    add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
-    add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
-    before = "calls before a repeat's timed ones (1)"
-    add("-w", "--warmup_iters", type=count, default=1, help=before)
-    add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
-    checked = "1: check results bit by bit (1)"
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
     add("-o", "--op", choices=OPERATIONS, default="sum", help="reduction (sum)")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
-    average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
-    add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
     place = "run out of place, in place, or both (out)"
     add("--place", choices=("out", "in", "both"), default="out", help=place)
     memory = (
         "arrays: numpy: ordinary ones; shared: of Communicator.empty; both: these two; cupy: on "
-        "the GPU; ipc: on the GPU, where the other ranks read them (numpy)"
+        "the GPU; ipc: on the GPU, shared with the other ranks (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     kinds = (
@@ -78,30 +90,47 @@ def _add_flags(add: Callable[..., object]) -> None:
         "the caches hold (rewritten)"
     )
     add("--buffers", choices=("rewritten", "cached", "rotating"), default="rewritten", help=kinds)
-    floor = "print the least time that the memory's bandwidth (STREAM) allows, as a share of each"
-    add("--floor", action="store_true", help=floor)
-    hidden = "print how much of a nonblocking call's time computation hides that calls Test K times"
-    add("--overlap", type=positive, metavar="K", help=hidden)
     level = "thread level to ask MPI for (multiple)"
     add("--thread-level", choices=("single", "multiple"), help=level)
+    add = group("sizes").add_argument
+    add_sizes(add, "1M", 4)
+    add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
+    add = group("repeats and checks").add_argument
+    add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
+    before = "calls before a repeat's timed ones (1)"
+    add("-w", "--warmup_iters", type=count, default=1, help=before)
+    add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
+    checked = "1: check results bit by bit (1)"
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
+    average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
+    add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
+    floor = "print the least time that memory bandwidth (STREAM) allows, over the measured time"
+    add("--floor", action="store_true", help=floor)
+    hidden = (
+        "compute during nonblocking calls, with K calls of Test; print which share of their time "
+        "is hidden"
+    )
+    add("--overlap", type=positive, metavar="K", help=hidden)
     add("-T", "--timeout", type=above_zero, help="abort the job after this many seconds")
+    add = group("output").add_argument
     add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
     judged = (
-        "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
-        "no others) is below this, in GB/s"
+        "exit with 1 if the mean bus bandwidth of all our rows, or of native's without these, is "
+        "below this, in GB/s"
     )
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def algorithms(collective: str, text: str) -> list[str]:
+def algorithms(collective: str, text: str, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
-    registered."""
+    registered; ``uneven``: all are those that take unequal blocks."""
+    usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
     wanted: list[str] = []
     for name in known(text):
-        wanted += names(collective) if name == "all" else [name]
+        wanted += usual if name == "all" else [name]
     for name in wanted:
         if name not in ("auto", "native", "nccl"):
             find(collective, parse(name)[0])
@@ -133,12 +162,14 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench.point_to_point import measure_pairs
 
     try:
-        pairs = options.collective not in CONTRACTS
-        wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
+        pairs = options.collective in _PAIRS
+        plain = _VECTORS.get(options.collective, options.collective)
+        uneven = plain != options.collective
+        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, uneven)
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
-        if options.place == "in" and not pairs and CONTRACTS[options.collective].in_place is None:
+        if options.place == "in" and not pairs and CONTRACTS[plain].in_place is None:
             raise ValueError(
                 f"{options.collective} is measured out of place only, as its input does not fit "
                 "where its result goes; use --place out"
@@ -169,7 +200,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     for nbytes in lengths:
         for memory, in_place in product(_MEMORY[options.memory], places[options.place]):
             case = Case(
-                collective=options.collective,
+                collective=plain,
+                vector=uneven,
                 nbytes=nbytes,
                 dtype=dtype,
                 op=options.op,
@@ -184,7 +216,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 rewritten=options.buffers == "rewritten",
                 rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
                 tests=options.overlap,
-                floor=options.floor and not on_device and options.collective in FLOORS,
+                floor=options.floor and not on_device and plain in FLOORS,
             )
             try:
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case)

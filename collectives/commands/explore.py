@@ -8,7 +8,7 @@ from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import resolve
-from collectives.commands.arguments import RANKS, add_collective, ranks
+from collectives.commands.arguments import add_drawn, add_ranks
 from collectives.commands.program import Commands
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -23,14 +23,13 @@ def add(commands: Commands) -> None:
         description="Write one HTML file, which needs no network, that steps through the rounds of "
         "an algorithm and shows what every chunk holds after each, and what was added in which "
         "order.",
-        epilog="example: python -m collectives explore ring --with swing -n 4,8,16 -o ring.html",
+        epilog="example: python -m collectives explore allreduce ring --with swing -n 4,8,16",
     )
     add = exploring.add_argument
-    add("algorithm", help="name, with options if it has any, or mine.py:name")
+    add_drawn(exploring)
     beside = "a second algorithm, side by side and in step"
     add("--with", dest="beside", metavar="ALGORITHM", help=beside)
-    add_collective(exploring)
-    add("-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)")
+    add_ranks(exploring, "8")
     add("--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)")
     add("--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE")
     add("-o", "--output", type=Path, help="HTML file to write (COLLECTIVE_ALGORITHM.html)")
@@ -41,16 +40,12 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     asked = [options.algorithm, *([options.beside] if options.beside else [])]
     names = [resolve(algorithm) for algorithm in asked]
-    page = explorer(options.collective, names, options.ranks, options.root, options.in_place)
+    collective = options.former or options.collective
+    page = explorer(collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
-    path = options.output or Path(f"{options.collective}_{plain}.html")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, page)
-    except OSError as error:
-        raise CollectiveError(
-            f"cannot write {path}: {error.strerror}; name a file with -o"
-        ) from error
+    path = options.output or Path(f"{collective}_{plain}.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, page)
     print(f"wrote {path}")
     return 0
 

@@ -9,43 +9,28 @@ from collectives.analysis.fit import MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import LinkCost, Topology
 from collectives.commands.arguments import (
-    RANKS,
-    TOPOLOGIES,
     above_zero,
+    add_bytes,
+    add_collective,
     add_network,
+    add_ranks,
+    in_words,
     known,
     network,
-    rank_count,
-    ranks,
-    size,
 )
 from collectives.commands.program import Commands
 from collectives.compile.cost import Model
-from collectives.contracts import CONTRACTS
-from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
+from collectives.errors import TooLarge, UnknownAlgorithm
 
 
 def add(commands: Commands) -> None:
     """Adds ``simulate``, ``cost`` and ``fit``."""
-    timing = commands.add_parser(
-        "simulate", help="simulate algorithms on a model of a network: which one wins"
-    )
+    timing = commands.add_parser("simulate", help="simulate algorithms on a modelled network")
     add = timing.add_argument
-    add(
-        "collective",
-        nargs="?",
-        choices=CONTRACTS,
-        default="allreduce",
-        metavar="collective",
-        help=f"{', '.join(CONTRACTS)} (allreduce)",
-    )
-    on = f"numbers of ranks: {RANKS} (8..65536)"
-    add("--ranks", type=ranks, default=ranks("8..65536"), help=on)
-    where = "network (fat-tree); flat is the one switch of 'cost'"
-    add("--topology", choices=TOPOLOGIES, default="fat-tree", help=where)
-    add("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
+    add_collective(timing, "allreduce")
+    add_ranks(timing, "8..65536")
+    add_bytes(timing, "64M")
     add("--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)")
     which = "names with options, mine.py:name, or all (all)"
     add("--algorithm", default="all", metavar="A,B", help=which)
@@ -53,15 +38,14 @@ def add(commands: Commands) -> None:
     add("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
-    pricing = commands.add_parser(
-        "cost", help="compare formulas for costs of all-reduces with the simulator"
-    )
+    pricing = commands.add_parser("cost", help="compare formulas of costs with the simulator")
     add = pricing.add_argument
-    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
-    add("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
+    add_collective(pricing, "allreduce")
+    add_ranks(pricing, 8)
+    add_bytes(pricing, "1M")
     add_network(pricing)
     add("--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)")
-    beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
+    beside = "algorithms to simulate beside these: names with options, or mine.py:name"
     add("--algorithm", default="", metavar="A,B", help=beside)
     pricing.set_defaults(run=cost)
 
@@ -80,16 +64,12 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
-        if len(options.ranks) == 1:
-            raise CollectiveError("--plot draws curves over numbers of ranks; give --ranks 8..1024")
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
-    title = (
-        f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
-    )
-    beside = " (collectives cost: --topology flat)" * (options.collective == "allreduce")
-    print(f"{title}, milliseconds{beside}")
+    what = f"{options.collective} of {options.bytes} bytes"
+    title = f"{what}, {in_words(options)}, {options.ports}-port"
+    print(f"{title}; milliseconds")
     widths = {name: 2 + max(8, len(name)) for name in wanted}
     print("  ranks" + "".join(f"{name:>{width}}" for name, width in widths.items()))
     table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
@@ -97,15 +77,10 @@ def simulate_sizes(options: argparse.Namespace) -> int:
         machine = Machine(network(options, count), ports=options.ports)
         line = f"{count:>7}"
         for name in wanted:
-            uniform = find(options.collective, parse(name)[0]).uniform
-            try:
-                schedule = build(options.collective, name, count)
-                seconds = simulate(schedule, options.size, machine, uniform)
-            except (TooLarge, UnknownAlgorithm):  # not at this size
-                line += f"{'-':>{widths[name]}}"
-                continue
-            table[name].append((count, seconds))
-            line += f"{1e3 * seconds:>{widths[name]}.3f}"
+            seconds = _simulated(options, name, count, machine)
+            if seconds is not None:
+                table[name].append((count, seconds))
+            line += f"{'-' if seconds is None else f'{1e3 * seconds:.3f}':>{widths[name]}}"
         times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == count}
         print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
     tree = next((name for name in wanted if "tree" in name or name == "chain"), "")
@@ -115,54 +90,72 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             f"as in --algorithm {tree}:segments=16"
         )
     if options.plot:
-        _curves(table, title, options.plot)
+        _picture(table, title, options.plot)
         print(f"wrote {options.plot}")
     return 0
 
 
-def _curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
-    """Simulated seconds against ranks, one curve for each algorithm."""
+def _simulated(options: argparse.Namespace, name: str, size: int, machine: Machine) -> float | None:
+    """Seconds of an algorithm on ``size`` ranks, if it is one for so many."""
+    uniform = find(options.collective, parse(name)[0]).uniform
+    try:
+        schedule = build(options.collective, name, size)
+        return simulate(schedule, options.bytes, machine, uniform)
+    except (TooLarge, UnknownAlgorithm):
+        return None
+
+
+def _picture(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
+    """Simulated seconds against ranks, a curve for each algorithm; on one number of ranks, bars."""
     plt = pyplot()
     canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for name, points in table.items():
-        if points:
+    rows = {name: points for name, points in table.items() if points}
+    if max(map(len, rows.values()), default=0) > 1:
+        for name, points in rows.items():
             ranks, seconds = zip(*points)
             axes.plot(ranks, [1e3 * s for s in seconds], marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("simulated time (ms)")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("ranks")
+        axes.set_ylabel("simulated time (ms)")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    else:
+        for name in sorted(rows, key=lambda name: rows[name], reverse=True):  # the fastest on top
+            count, second = rows[name][0]
+            bar = axes.barh(name, 1e3 * second, color="C0")
+            axes.bar_label(bar, fmt="%.3g", padding=3)
+            axes.set_xlabel(f"simulated time on {count} ranks (ms)")
+        axes.margins(x=0.1)
     axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Prints each all-reduce's time by closed form, by the simulator, and by a textbook."""
+    """Prints each algorithm's time by closed form, by the simulator, and by a textbook."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
-    machine = Machine(Topology(LinkCost(model.alpha, model.beta)), model.gamma)
-    p, m = options.ranks, options.size
-    switch = "one switch (simulate: --topology flat)"
-    print(f"all-reduce of {m} bytes on {p} ranks of {switch}, one port each, microseconds")
-    print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula")
-    notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020']
-    for formula in FORMULAS:
+    which, p, m = options.collective, options.ranks, options.bytes
+    machine = Machine(network(options, p), model.gamma)
+    print(f"{which} of {m} bytes on {p} ranks, {in_words(options)}, one-port; microseconds")
+    print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula (flat)")
+    closed = {one.algorithm: one for one in FORMULAS if which == "allreduce"}
+    notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020'] if closed else []
+    for name in [*(closed or names(which)), *known(options.algorithm)]:
+        seconds = _simulated(options, name, p, machine)
+        simulated = "-" if seconds is None else f"{1e6 * seconds:.1f}"
+        formula = closed.get(name)
+        if formula is None:
+            print(f"{name:<20}{'-':>11}{simulated:>11}{'-':>11}  no closed form")
+            continue
         holds = not formula.powers_only or log2(p).is_integer()
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if holds else "-"
-        seconds = simulate(build("allreduce", formula.algorithm, p), m, machine)
         textbook = formula.book_seconds
         book = f"{1e6 * textbook(model, m, p):.1f}" if textbook else "-"
-        print(
-            f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
-            + (f"; textbook: {formula.book}" if formula.book else "")
-        )
+        told = formula.text + (f"; textbook: {formula.book}" if formula.book else "")
+        print(f"{name:<20}{ours:>11}{simulated:>11}{book:>11}  {told}")
         if formula.difference:
-            notes.append(f"{formula.algorithm}: {formula.difference}")
-    for name in known(options.algorithm):
-        seconds = simulate(build("allreduce", name, p), m, machine)
-        print(f"{name:<20}{'-':>11}{1e6 * seconds:>11.1f}{'-':>11}  no closed form")
+            notes.append(f"{name}: {formula.difference}")
     print("\n".join(["", *notes]))
     return 0
 

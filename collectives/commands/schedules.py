@@ -12,13 +12,7 @@ from collectives.analysis.figure import figure
 from collectives.analysis.grid import grid
 from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import (
-    RANKS,
-    add_collective,
-    collective_or_file,
-    rank_count,
-    ranks,
-)
+from collectives.commands.arguments import add_collective, add_drawn, add_ranks
 from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
@@ -31,33 +25,22 @@ _MOST_PROVED = 64
 
 def add(commands: Commands) -> None:
     """Adds ``list``, ``verify`` and ``draw``."""
-    listing = commands.add_parser(
-        "list", help="list the algorithms, their costs and who found them"
-    )
-    add = listing.add_argument
-    which = "one collective, or mine.py:name for an algorithm of your own; default: all"
-    add("collective", nargs="?", type=collective_or_file, help=which)
-    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks for the costs (8)")
+    listing = commands.add_parser("list", help="list the algorithms, their costs and papers")
+    add_collective(listing, or_file=True)
+    add_ranks(listing, 8)
     listing.set_defaults(run=_list)
 
-    proving = commands.add_parser(
-        "verify",
-        help="prove the algorithms correct on many numbers of ranks (half a minute)",
-    )
-    add = proving.add_argument
-    add("collective", nargs="?", type=collective_or_file, help=which)
+    proving = commands.add_parser("verify", help="prove algorithms on many numbers of ranks")
+    add_collective(proving, or_file=True)
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
-    add("--algorithm", help=only)
-    add("--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64)")
+    proving.add_argument("--algorithm", help=only)
+    add_ranks(proving, "1-33,64")
     proving.set_defaults(run=_verify)
 
-    drawing = commands.add_parser(
-        "draw", help="draw one algorithm: a grid in the terminal and a picture"
-    )
+    drawing = commands.add_parser("draw", help="draw an algorithm in the terminal and a picture")
     add = drawing.add_argument
-    add("algorithm", help="name, NAME:key=value with options, mine.py:name, or all")
-    add_collective(drawing)
-    add("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    add_drawn(drawing, "; all: all collectives and algorithms")
+    add_ranks(drawing, 8)
     file = "a .png or .svg (COLLECTIVE_ALGORITHM_RANKS.png); for all, a folder (pictures)"
     add("-o", "--output", type=Path, help=file)
     add("--text", action="store_true", help="print the grid, write no PNG")
@@ -67,7 +50,7 @@ def add(commands: Commands) -> None:
 def _list(options: argparse.Namespace) -> int:
     print(
         f"{options.ranks} ranks; latency: messages one after the other; sent: buffers that the "
-        "busiest rank sends; rounded: most roundings of a contribution, one an addition"
+        "busiest rank sends; rounded: additions that round a contribution, at most"
     )
     print(
         f"{'collective':<15}{'algorithm':<20}{'latency':>7}{'sent':>7}{'rounded':>8}"
@@ -117,7 +100,6 @@ def _verify(options: argparse.Namespace) -> int:
         options.collective, options.algorithm = None, options.collective
     if options.algorithm:
         options.algorithm = resolve(options.algorithm)
-    options.ranks = options.ranks or ranks("1-33,64")
     begun = time.perf_counter()
     proved = 0
     for collective, algorithm in _chosen(options.collective, options.algorithm):
@@ -166,9 +148,10 @@ def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
     options.algorithm = resolve(options.algorithm)
-    schedule = build(options.collective, options.algorithm, options.ranks)
+    collective = options.former or options.collective
+    schedule = build(collective, options.algorithm, options.ranks)
     plain = re.sub(r"\W+", "_", options.algorithm)
-    path = options.output or Path(f"{options.collective}_{plain}_{options.ranks}.png")
+    path = options.output or Path(f"{collective}_{plain}_{options.ranks}.png")
     if not options.text:
         figure(schedule, path)
     print(grid(schedule))

@@ -4,26 +4,19 @@ import argparse
 from pathlib import Path
 
 from collectives.about import load_mpi
-from collectives.commands.arguments import positive, size
+from collectives.commands.arguments import add_collective, add_sizes, positive
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
-from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
 
 def add(commands: Commands) -> None:
     """Adds ``tune``."""
-    tuning = commands.add_parser(
-        "tune", help="measure under mpirun which algorithm 'auto' should choose"
-    )
+    tuning = commands.add_parser("tune", help="measure under mpirun what 'auto' should choose")
     add = tuning.add_argument
-    only = f"measure only this collective: {', '.join(CONTRACTS)} (all)"
-    add("collective", nargs="?", choices=CONTRACTS, metavar="collective", help=only)
-    add("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
-    add("-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)")
-    factor = "multiply each size by this to get the next (2)"
-    add("-f", "--stepfactor", type=int, default=2, help=factor)
+    add_collective(tuning)
+    add_sizes(add, "16M", 2)
     add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
-    passes = "times that all is measured; ours must win 3 of 4 repeats over all passes (2)"
+    passes = "passes over all sizes; ours is taken where it is faster in 3 of 4 repeats (2)"
     add("--passes", type=positive, default=2, help=passes)
     table = "table to write; an existing one is updated (tuned.json)"
     add("-o", "--output", type=Path, default=Path("tuned.json"), help=table)

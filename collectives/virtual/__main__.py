@@ -1,10 +1,10 @@
-"""``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
+"""Runs a program of mpi4py on virtual ranks: python -m collectives.virtual -n 8 program.py."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from collectives.commands.arguments import add_virtual, network, rank_count
+from collectives.commands.arguments import add_ranks, add_virtual, network
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
 from collectives.virtual.generators import script
 
@@ -12,7 +12,7 @@ from collectives.virtual.generators import script
 def main() -> int:
     """Runs a program; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
-    parser.add_argument("-n", "--ranks", type=rank_count, default=4, help="number of ranks (4)")
+    add_ranks(parser, 4)
     add_virtual(parser)
     parser.add_argument("program", type=Path, help="file of the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")

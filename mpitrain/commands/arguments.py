@@ -128,8 +128,8 @@ def _add_train(commands: "Commands") -> None:
     )
     add("--resume", action="store_true", help=goes_on)
     changed = (
-        "with --resume, go on although the job has changed in what decides on its numbers, as its "
-        "loss, frozen parameters or data, as far as the checkpoint fits it"
+        "with --resume, go on although the job's loss, data, frozen parameters or the like have "
+        "changed; the checkpoint must still fit the model"
     )
     add("--allow-changes", action="store_true", help=changed)
     grace = "stop this many seconds before SLURM's time limit (120)"
@@ -145,12 +145,12 @@ def _add_train(commands: "Commands") -> None:
     )
     add("--shrink", action="store_true", help=left)
     virtual = (
-        "run N ranks as threads of this process, without a launcher, on the clock of a modelled "
-        "network: the records have its times"
+        "run N ranks as threads of this process, without a launcher; times are those of a "
+        "modelled network"
     )
     add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
     add_virtual(train)
-    costs = "file of 'mpitrain profile' with the layers' times for --virtual (measured CPU time)"
+    costs = "take the layers' times from a file of 'mpitrain profile' (measured CPU time)"
     add("--costs", type=Path, metavar="FILE", help=costs)
     add_verbose(train)
 

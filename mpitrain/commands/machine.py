@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 
 from collectives.analysis import NETWORK, NODE, LinkCost
-from collectives.commands import above_zero, not_negative, positive
+from collectives.commands import above_zero, add_ranks, not_negative, positive
 from mpitrain.config import ConfigError
 from mpitrain.search.links import measured
 from mpitrain.search.machine import Machine
@@ -20,8 +20,8 @@ _SLOWEST_S = 1e9
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Adds the ranks, what each computes and holds, and the links between them."""
+    add_ranks(parser)
     add = parser.add_argument
-    add("-n", "--ranks", type=positive, required=True, help="number of ranks")
     add("--nodes", type=positive, default=1, help="nodes, each with equally many ranks (1)")
     rate = (
         "floating-point operations per second of a rank in matrix products, as 1e14: layers are "

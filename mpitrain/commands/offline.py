@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.commands import above_zero, positive
+from collectives.commands import above_zero, add_ranks, also, positive
 from mpitrain import extras
 from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.commands.arguments import add_job
@@ -57,15 +57,22 @@ def _add_partition(commands: "Commands") -> None:
     parser = commands.add_parser("partition", help=text)
     add = parser.add_argument
     add("profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format")
-    add("-n", "--workers", type=positive, required=True, help="number of workers")
-    bandwidth = "bandwidth of a link in bytes/s (1.25e9)"
-    add("--bandwidth", type=above_zero, default=1.25e9, help=bandwidth)
-    add("--per-node", type=positive, default=1, help="workers of each node (1)")
-    add("--inside", type=above_zero, default=1e10, help="bandwidth within a node in bytes/s (1e10)")
-    add("--servers", action="store_true", help="workers push and pull weights, not an all-reduce")
-    add("--exposed", action="store_true", help="no computation hides an all-reduce")
-    add("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
+    add_ranks(parser)
+    also(parser, "--workers", "--ranks")
+    add("--bandwidth", type=_gigabytes, default=1.25, help="GB/s between nodes (1.25)")
+    add("--per-node", type=positive, default=1, help="ranks of each node (1)")
+    add("--inside", type=_gigabytes, default=10.0, help="GB/s within a node (10)")
+    add("--servers", action="store_true", help="ranks push and pull weights, not an all-reduce")
+    add("--exposed", action="store_true", help="an all-reduce adds its time to the computation")
+    add("--memory", type=_gigabytes, metavar="GIB", help="GiB that a rank may use (no limit)")
     parser.set_defaults(act=cut)
+
+
+def _gigabytes(text: str) -> float:
+    """GB/s or GiB; bytes, as these options had them, are refused."""
+    if (value := above_zero(text)) >= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is too much: GB/s or GiB are wanted, not bytes")
+    return value
 
 
 def _add_runs(commands: "Commands") -> None:
@@ -114,16 +121,18 @@ def cut(options: argparse.Namespace) -> None:
     from mpitrain.pipeline.profiles import read_profile
 
     profile = read_profile(options.profile)
-    if len(profile) * options.workers > _MOST:
+    if len(profile) * options.ranks > _MOST:
         raise ConfigError(
-            f"-n {options.workers}: {len(profile)} layers on as many workers take hours; give a "
-            f"part of the workers, at most {_MOST // len(profile)}"
+            f"-n {options.ranks}: {len(profile)} layers on as many ranks take hours; give a part "
+            f"of the ranks, at most {_MOST // len(profile)}"
         )
-    nodes = [worker // options.per_node for worker in range(options.workers)]
-    links = TwoLevelLinks(options.bandwidth, options.inside, nodes if options.per_node > 1 else ())
+    nodes = [rank // options.per_node for rank in range(options.ranks)]
+    nodes = nodes if options.per_node > 1 else []
+    links = TwoLevelLinks(1e9 * options.bandwidth, 1e9 * options.inside, nodes)
+    memory = options.memory and 2**30 * options.memory
     servers, hidden = options.servers, not options.exposed
-    costs = Costs(profile, links, options.memory, servers=servers, hidden=hidden)
-    print(describe(costs, partition(costs, options.workers)))
+    costs = Costs(profile, links, memory, servers=servers, hidden=hidden)
+    print(describe(costs, partition(costs, options.ranks)))
 
 
 def export(options: argparse.Namespace) -> None:

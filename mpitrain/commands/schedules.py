@@ -33,7 +33,9 @@ def add(commands: "Commands") -> None:
     )
     several = "micro-batches of each replica of the widest stage (8)"
     parser.add_argument("-m", "--micro-batches", type=positive, default=8, help=several)
-    parser.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
+    parser.add_argument(
+        "--chunks", type=positive, default=2, help="chunks a stage, if interleaved (2)"
+    )
     parser.add_argument(
         "--times",
         type=above_zero,

@@ -19,7 +19,7 @@ def add(submit: argparse.ArgumentParser) -> None:
     submit.description = (
         "Write a job script that needs no other file and give it to SLURM or PBS.  CONFIG is a "
         "job file, an example or a program (train.py), whose arguments stand behind --; without "
-        "it, Python gets what stands there, as -m collectives tune.  Variables MPITRAIN_... and "
+        "CONFIG, these are Python's, as -m collectives tune.  Variables MPITRAIN_... and "
         "COLLECTIVES_... of this shell are written into the script, too."
     )
     submit.epilog = (
@@ -27,7 +27,7 @@ def add(submit: argparse.ArgumentParser) -> None:
         "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3"
     )
     add = submit.add_argument
-    add("--scheduler", choices=tuple(scripts.SCHEDULERS), help="who runs it (slurm)")
+    add("--scheduler", choices=tuple(scripts.SCHEDULERS), help="the scheduler (slurm)")
     add("--nodes", type=int, help="nodes (2)")
     add("--ranks-per-node", type=int, help="ranks on each node (2)")
     add("--cpus-per-task", type=int, help="cores of each rank")
@@ -60,7 +60,7 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    back = "times that the job may come back (20; 0 for a program, which must resume by itself)"
+    back = "times that the job is queued again (20; 0 for a program, which must resume by itself)"
     add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,

@@ -14,7 +14,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from collectives.commands import network
+from collectives.commands import in_words, network
 from collectives.virtual import Deadlock, VirtualCluster, end_process, here
 from mpitrain.commands import ranks
 from mpitrain.config import Config, ConfigError, load
@@ -62,7 +62,7 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
         print(f"mpitrain: {error}", file=sys.stderr)
         end_process(1)  # the ranks' clean-up could only wait again
     if trains and not any(codes):
-        _tell(cluster, folder, f"{options.topology}, computing by {options.costs or 'CPU time'}")
+        _tell(cluster, folder, f"{in_words(options)}, computing by {options.costs or 'CPU time'}")
     return max(codes)
 
 

@@ -17,6 +17,8 @@ _CHOICES = (
     "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_coll_",
 )  # fmt: skip
 _VARIABLES_SHOWN = 6
+#: Variables that switch XPMEM off, of Cray MPICH and of MPICH.
+_XPMEM = ("MPICH_SMP_SINGLE_COPY_MODE", "MPIR_CVAR_CH4_XPMEM_ENABLE")
 _LARGE = 4 << 20
 
 
@@ -27,11 +29,13 @@ class Links(NamedTuple):
         infiniband: devices, ``name (state, rate)``.
         ethernet: interfaces that are up and lead to other machines.
         variables: ``NAME=value`` of each variable that chooses a transport.
+        xpmem: whether ranks may read one another's memory by XPMEM.
     """
 
     infiniband: tuple[str, ...]
     ethernet: tuple[str, ...]
     variables: tuple[str, ...]
+    xpmem: bool = False
 
 
 def gpus(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -76,7 +80,8 @@ def links(classes: Path, environment: Mapping[str, str]) -> Links:
         if interface.name != "lo" and _first_line(interface / "operstate") in ("up", "unknown")
     ]
     variables = sorted(f"{k}={v}" for k, v in environment.items() if k.startswith(_CHOICES))
-    return Links(tuple(infiniband), tuple(ethernet), tuple(variables))
+    xpmem = (classes / "misc/xpmem").exists()
+    return Links(tuple(infiniband), tuple(ethernet), tuple(variables), xpmem)
 
 
 def _first_line(path: Path) -> str:
@@ -93,6 +98,8 @@ def judge_network(found: list[Links]) -> Finding:
     text += f"; {' '.join(first.variables[:_VARIABLES_SHOWN]) or 'no transport variables set'}"
     if len(first.variables) > _VARIABLES_SHOWN:
         text += f" and {len(first.variables) - _VARIABLES_SHOWN} more"
+    if first.xpmem and not any(one.startswith(_XPMEM) for one in first.variables):
+        text += f"; XPMEM slows some MPICHs' broadcasts: try {_XPMEM[0]}=CMA or {_XPMEM[1]}=0"
     for rank, other in enumerate(found):
         if other.variables != first.variables:
             differing = sorted({*other.variables} ^ {*first.variables})

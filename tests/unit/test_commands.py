@@ -199,7 +199,11 @@ def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sen
 
 @pytest.mark.parametrize(
     "command",
-    ["draw ring -n 4", "simulate --ranks 8 --plot a.png", "bench allreduce -b 8 -e 8 --plot a.png"],
+    [
+        "draw allreduce ring -n 4",
+        "simulate -n 8 --plot a.png",
+        "bench allreduce -b 8 -e 8 --plot a.png",
+    ],
 )
 def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
     command, capsys, monkeypatch, tmp_path
@@ -218,7 +222,7 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(
         ("schedules --times 1e-300 1 1e300", "give times that are less unequal"),
         ("schedules -p 100000", "100000 stages with 8 micro-batches and 2 chunks are too many"),
         ("partition /dev/zero -n 2", "/dev/zero cannot be read: it is a device, not an ordinary"),
-        ("partition profile.txt -n 999999999", "-n 999999999: 1 layers on as many workers"),
+        ("partition profile.txt -n 999999", "-n 999999: 1 layers on as many ranks"),
         (
             "plan digits_mlp -n 4 --flops 1e9 --set parallel.pipe=999999",
             "needs 999999 ranks, but there ",

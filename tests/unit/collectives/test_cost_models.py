@@ -104,6 +104,15 @@ def test_the_commands(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "T_PS = 2(L + T')" in told
     assert all(formula.algorithm in told for formula in FORMULAS)
+    # The same network by default, so the same time.
+    assert main(["simulate", "-n", "6", "-b", "1M", "--algorithm", "ring"]) == 0
+    simulated = capsys.readouterr().out
+    assert "network flat, 1.5 us, 25 GB/s, one-port" in told and simulated
+    of_cost = next(line for line in told.splitlines() if line.startswith("ring")).split()
+    of_simulate = simulated.splitlines()[2].split()
+    assert float(of_simulate[1]) == pytest.approx(1e-3 * float(of_cost[2]), abs=1e-3)
+    assert main(["cost", "bcast", "-n", "6"]) == 0
+    assert "double_binary_tree " in capsys.readouterr().out
     assert main(["fit", str(measured(tmp_path / "b.json", MODEL))]) == 0
     told = capsys.readouterr().out
     assert "alpha 2.00 us, 1/beta 1.0 GB/s, 1/gamma 3.3 GB/s; error: median 0%, largest 0%" in told

@@ -90,7 +90,9 @@ def test_more_ranks_than_bits_of_a_number():
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     path = tmp_path / "new" / "ring.html"
-    assert main(["explore", "ring", "--with", "swing", "-n", "4,8", "-o", str(path)]) == 0
+    assert (
+        main(["explore", "allreduce", "ring", "--with", "swing", "-n", "4,8", "-o", str(path)]) == 0
+    )
     assert capsys.readouterr().out == f"wrote {path}\n"
     page = path.read_text()
     assert "{{" not in page
@@ -107,10 +109,10 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     ("arguments", "sentence"),
     [
         (["rign"], "did you mean 'ring'?"),
-        (["ring", "-n", "65"], "at most 64 ranks, not 65"),
-        (["chain", "-c", "broadcast", "--root", "8"], "root 8 must lie in 0..7"),
+        (["allreduce", "ring", "-n", "65"], "at most 64 ranks, not 65"),
+        (["bcast", "chain", "--root", "8"], "root 8 must lie in 0..7"),
         (["ring", "--root", "1"], "allreduce has no root"),
-        (["pairwise", "-c", "alltoall", "--in-place"], "copied aside first"),
+        (["alltoall", "pairwise", "--in-place"], "copied aside first"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, arguments, sentence):

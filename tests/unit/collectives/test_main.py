@@ -61,10 +61,9 @@ def test_fit_refuses_numbers_of_ranks_that_cannot_be(
     [
         (["draw", "rign"], "did you mean 'ring'?"),
         (["verify", "--algorithm", "rign"], "did you mean 'ring'?"),
-        (["draw", "ring", "-n", "99"], "at most 32 ranks"),
-        (["simulate", "--ranks", "8", "--algorithm", ""], "--algorithm names none"),
-        (["simulate", "--ranks", "8", "--plot", "x.nope"], "cannot draw into x.nope: name a file"),
-        (["simulate", "--ranks", "8", "--plot", "x.png"], "give --ranks 8..1024"),
+        (["draw", "allreduce", "ring", "-n", "99"], "at most 32 ranks"),
+        (["simulate", "-n", "8", "--algorithm", ""], "--algorithm names none"),
+        (["simulate", "-n", "8", "--plot", "x.nope"], "cannot draw into x.nope: name a file"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys, arguments, sentence):
@@ -77,19 +76,19 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("verify --ranks 1-x", "write e.g. 1-33,64 or 8..64"),
-        ("simulate --ranks 8..x", "write e.g. 1-33,64 or 8..64"),
-        ("verify --ranks 0..4", "write e.g. 1-33,64 or 8..64"),
-        ("verify --ranks 5-2", "5-2 is empty; write 2-5"),
-        ("verify --ranks 1,5-2", "5-2 is empty; write 2-5"),
-        ("verify --ranks 1-9999999999999", "is more than 1048576 ranks"),
-        ("verify --ranks 1000000000000", "is more than 1048576 ranks"),
-        ("simulate --ranks 8..1000000000000", "is more than 1048576 ranks"),
+        ("verify -n 1-x", "write e.g. 1-33,64 or 8..64"),
+        ("simulate -n 8..x", "write e.g. 1-33,64 or 8..64"),
+        ("verify -n 0..4", "write e.g. 1-33,64 or 8..64"),
+        ("verify -n 5-2", "5-2 is empty; write 2-5"),
+        ("verify -n 1,5-2", "5-2 is empty; write 2-5"),
+        ("verify -n 1-9999999999999", "is more than 1048576 ranks"),
+        ("verify -n 1000000000000", "is more than 1048576 ranks"),
+        ("simulate -n 8..1000000000000", "is more than 1048576 ranks"),
         ("list -n 1000000000000", "is more than 1048576 ranks"),
         ("cost -n 1000000000000", "is more than 1048576 ranks"),
         ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
-        ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
-        ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
+        ("simulate -n 8-4", "8-4 is empty; write 4-8"),
+        ("simulate -n 16..8", "16..8 is empty; write 8..16"),
         ("list -n 0", "'0' is no whole number above 0"),
         ("draw ring -n 0", "'0' is no whole number above 0"),
         ("cost -n 0", "'0' is no whole number above 0"),
@@ -115,23 +114,57 @@ def test_numbers_that_cannot_be(capsys, arguments, sentence):
 
 
 def test_a_grid_of_thousands_of_ranks_is_refused(capsys):
-    assert main(["draw", "ring", "-n", "2000", "--text"]) == 2
+    assert main(["draw", "allreduce", "ring", "-n", "2000", "--text"]) == 2
     assert "at most 128 ranks, not 2000" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
     path = tmp_path / "nowhere" / "ring.png"
-    assert main(["draw", "ring", "-n", "3", "-o", str(path)]) == 2
+    assert main(["draw", "allreduce", "ring", "-n", "3", "-o", str(path)]) == 2
     told = capsys.readouterr().err
     assert told == f"error: cannot write {path}: it is a folder, or its folder does not exist\n"
 
 
+@pytest.mark.parametrize(
+    ("former", "words"),
+    [
+        ("draw ring -c bcast --ranks 4", "draw broadcast ring -n 4"),
+        ("explore ring --collective alltoall --ranks 4,8", "explore alltoall ring -n 4,8"),
+        ("simulate --ranks 8..16 --size 4K", "simulate allreduce -n 8..16 -b 4K"),
+        ("cost --size 1M", "cost allreduce -n 8 -b 1M"),
+        ("verify --ranks 1-4", "verify -n 1-4"),
+        ("list", "list -n 8"),
+        ("tune", "tune -b 8"),
+        ("bench allreduce -n 8 -b 8", "bench osu_allreduce --iters 8"),
+    ],
+)
+def test_one_vocabulary_and_that_of_the_release_before(capsys, monkeypatch, former, words):
+    """The collective is the first word, -n are ranks, -b bytes; old words are not in the help."""
+    found = []
+
+    def parse(parser, given):
+        found.append(vars(parser.parse_args(given)))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("collectives.__main__.parsed", parse)
+    for one in (former, words, f"{words.split()[0]} --help"):
+        with pytest.raises(SystemExit) as stop:
+            main(one.split())
+        assert stop.value.code == 0
+    for one in found:
+        one["collective"] = one.pop("former", None) or one["collective"]
+    assert found[0] == found[1]
+    told = capsys.readouterr().out
+    assert "collective " in told.partition("options:")[0]
+    assert not any(old in told for old in ("--size", "--collective"))
+
+
 def test_simulate(capsys):
-    network = "--topology flat --alpha 1 --bandwidth 10"
-    words = f"simulate --ranks 4,8 --size 8M {network} --algorithm ring,direct"
+    network = "--alpha 1 --bandwidth 10"
+    words = f"simulate -n 4,8 -b 8M {network} --algorithm ring,direct"
     assert main(words.split()) == 0
     title, _, four, eight = capsys.readouterr().out.splitlines()
-    assert title.startswith("allreduce of 8388608 bytes, flat")
+    assert title.startswith("allreduce of 8388608 bytes, network flat, 1 us, 10 GB/s")
     for line, p in ((four, 4), (eight, 8)):
         ranks, ring, direct, best = line.split()
         assert int(ranks) == p

@@ -103,8 +103,11 @@ def test_shapes():
 
 def test_the_command(capsys, tmp_path):
     picture = tmp_path / "s.png"
-    arguments = ["--ranks", "8..32", "--topology", "torus2d", "--plot", str(picture)]
-    assert main(["simulate", *arguments]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:5]] == ["8", "16", "32"]
-    assert picture.stat().st_size > 1000
+    for ranks, rows in ("8..32", ["8", "16", "32"]), ("8", ["8"]):
+        arguments = ["-n", ranks, "--topology", "torus2d", "--plot", str(picture)]
+        assert main(["simulate", *arguments]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert "network torus2d, 1.5 us, 25 GB/s, one-port" in lines[0]
+        assert [line.split()[0] for line in lines[2:-2]] == rows
+        assert picture.stat().st_size > 1000
+        picture.unlink()

@@ -37,6 +37,7 @@ def cores_of(affinity, threads=1):
         (judge_ranks, [Place(n, f"n{n}", 0) for n in range(20)], OK, "; and 12 more nodes"),
         # As --gpus-per-task=1 --gpu-bind=closest does: all see device 0, another one each.
         (judge_ranks, [Place(0, "a", 1, True)] * 4, OK, "a: ranks 0-3, 1 GPU each"),
+        (judge_network, [HDR._replace(xpmem=True)], OK, "broadcasts: try MPICH_SMP_SINGLE_COPY"),
         (judge_cores, [cores_of({0}), cores_of({1})], OK, ""),
         (judge_cores, [cores_of({0}), cores_of({0}), cores_of({0, 1, 2, 3})], WARN,
          "2 ranks on the 1 core 0 of a"),

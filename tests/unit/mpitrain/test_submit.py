@@ -300,6 +300,7 @@ NODES = "a\na\nb\nb\n"
         ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
          "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
         ("pbs", {}, "mpiexec -n 4 -machinefile {folder}/nodes python -m x y"),
+        ("pjm", {}, "mpiexec -n 8 python -m x y"),
     ],
 )  # fmt: skip
 def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
@@ -310,7 +311,7 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
         ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
         capture_output=True, text=True, cwd=tmp_path,
         env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given
-        | (pbs if scheduler == "pbs" else SLURM),
+        | {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler],
     )  # fmt: skip
     last = (told.stdout + told.stderr).strip().splitlines()[-1]
     assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
@@ -318,10 +319,37 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     ), told.stdout + told.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({}, "nomultithread"),
+        ({"SLURM_HINT": "compute_bound"}, "compute_bound"),
+        ({"SLURM_CPUS_PER_TASK": "3"}, ""),  # threads, as there are not so many cores
+        ({"SLURM_CPUS_ON_NODE": "4"}, ""),  # the others of the node are of another job
+        ({"MPITRAIN_LAUNCH_OPTIONS": "--gpus 1 --cpu-bind=none"}, ""),
+        ({"MPITRAIN_LAUNCHER": "mpirun"}, ""),
+    ],
+)
+def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
+    """Two nodes of four cores with two threads each."""
+    folder = commands(tmp_path)
+    cpus = "".join(f"{n % 4},0\\n" for n in range(8))
+    (tmp_path / "lscpu").write_text(f"#!/bin/bash\nprintf '# CORE\\n{cpus}'\n")
+    for name in ("srun", "mpiexec"):
+        (tmp_path / name).write_text('#!/bin/bash\necho "hint ${SLURM_HINT:-}"\n')
+    for name in ("lscpu", "srun", "mpiexec"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{folder}:/usr/bin:/bin", "MPITRAIN_LAUNCHER": "srun"}
+    env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
+    words = ["bash", "-euo", "pipefail", "-c", f". {ROOT}/jobs/launch.sh; launch -m x y"]
+    told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert told.stdout.endswith(f"\nhint {hint}\n"), told
+
+
 @needs_shellcheck
 def test_the_scripts_pass_shellcheck():
     jobs = ROOT / "jobs"
-    found = [path for end in ("sh", "sbatch", "pbs") for path in jobs.rglob(f"*.{end}")]
+    found = [path for end in ("sh", "sbatch", "pbs", "pjm") for path in jobs.rglob(f"*.{end}")]
     assert len(found) >= 14
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
 
