@@ -95,7 +95,7 @@ class Dataset:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sample: integers in a line, whose labels are too; 0: it has none, or varies."""
+        """Tokens of a sample, integers in a line, as are its labels; 0: it has none, or varies."""
         parts = (fields(one).values() for one in vars(self._first).values())
         lines = [[p.shape[1] for p in own if p.dtype.kind in "iu" and p.ndim == 2] for own in parts]
         return 0 if self.varies or not all(lines) else max(lines[0])

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.arrays import Array
-from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate, Parallel
+from mpitrain.config import Checkpoint, ConfigError, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Sampler
 from mpitrain.metrics.records import Step

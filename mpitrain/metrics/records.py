@@ -42,6 +42,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     tokens: int = 0
     peak: float = 0.0
 
+
 class Served(Struct, frozen=True):
     """Work of the servers on the gradients of a step.
 
@@ -102,7 +103,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         shared_bytes: bytes that it moved in the node's shared memory instead.  Exchanges of
             workers and ZeRO's parameters follow the agreement on a step; they count in the seconds
             and bytes of the next step, or of the last one.
-        memory: most bytes that a rank has had so far, on its GPU if it has one, mean over the ranks.
+        memory: most bytes that a rank has had so far, on a GPU there; mean over the ranks.
         served: present in jobs with servers: ``seconds`` and ``sent_bytes`` are means over the
             steps between two meetings, ``comm_share`` is the workers' time in pushes and
             ``wait_share`` in pulls.

@@ -51,8 +51,8 @@ class Rates:
             falling = optim.decay_epochs * self.steps_per_epoch
             if optim.warmup_steps and optim.warmup_steps + falling >= total_steps:
                 raise ConfigError(
-                    f"optim.warmup_steps: {optim.warmup_steps} steps of climbing and {falling:g} of "
-                    f"falling do not fit into the run's {total_steps} steps; take fewer"
+                    f"optim.warmup_steps: {optim.warmup_steps} steps of climbing and {falling:g} "
+                    f"of falling do not fit into the run's {total_steps} steps; take fewer"
                 )
             if optim.schedule_by != "step":
                 raise ConfigError(

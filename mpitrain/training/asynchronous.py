@@ -180,8 +180,8 @@ class AsynchronousLoop(Loop):
             times = seconds, update.comm_seconds, waited, reading
             norm = sqrt(update.squares)
             agreed = Agreed(
-                update.loss, *times, sent_bytes=sent, shared_bytes=shared, grad_norm=norm,
-                memory=memory,
-            )
+                update.loss, *times, sent_bytes=sent, shared_bytes=shared, memory=memory,
+                grad_norm=norm,
+            )  # fmt: skip
             found.append(parts.account.record(taken, agreed))
         return found

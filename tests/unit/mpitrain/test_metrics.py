@@ -241,7 +241,7 @@ def test_a_sink_that_fails_is_named(tmp_path, monkeypatch):
     tracker("wandb", monkeypatch)
     monkeypatch.setattr(Tracked, "log", lambda *_: {}["key"])
     job = Config(run=Run(dir=str(tmp_path), records=("wandb",)))
-    with pytest.raises(ReportError, match="run.records: wandb fails: KeyError: 'key'; put that"):
+    with pytest.raises(ReportError, match=r"run\.records: wandb fails: KeyError: 'key'; put that"):
         recorded(job)
 
 
