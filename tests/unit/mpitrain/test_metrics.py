@@ -220,7 +220,7 @@ def test_trackers_get_the_job_and_the_numbers_and_a_run_that_goes_on_is_the_same
 ):
     calls = tracker(name, monkeypatch)
     job = Config(run=Run(dir=str(tmp_path), records=(name,)), optim=Optim(lr=0.5))
-    keys = {"run.dir": str(tmp_path), "run.records": [name], "optim.lr": 0.5}
+    keys = {"run.dir": str(tmp_path), "run.records": (name,), "optim.lr": 0.5}
     folder = tmp_path.name
     recorded(job, steps=2)
     if name == "wandb":
