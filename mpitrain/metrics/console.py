@@ -56,7 +56,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                         say("random numbers of torch modules: they depend on the layout")
                     if record.peak:
                         say(f"peak {record.peak / 1e9:.4g} GFLOP/s of all ranks, measured")
-                    say(" ".join(_columns(record, Step(*[0] * 9))))
+                    say(" ".join(_columns(record, Step(0, 0, 0, 0, 0, 0, 0, 0, 0))))
                 case Step():
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
