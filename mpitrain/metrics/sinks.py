@@ -69,12 +69,12 @@ def _wandb(folder: Path, job: Job, done: int) -> Iterator[Log]:
     from wandb import init
 
     mode: Any = os.environ.get("WANDB_MODE", "offline")
-    name, before = os.environ.get("WANDB_NAME", folder.name), _before(folder / ".wandb", done)
+    name, before = os.environ.get("WANDB_NAME", folder.name), _before(folder / "wandb.id", done)
     with init(
         dir=str(folder), config=dict(job), name=name, mode=mode, id=before,
         resume="allow" if before else None,
     ) as run:  # fmt: skip
-        (folder / ".wandb").write_text(run.id)
+        (folder / "wandb.id").write_text(run.id)
         run.define_metric("*", step_metric="step")  # a run that goes on may go back some steps
         yield lambda step, numbers: run.log({"step": step, **numbers})
 
@@ -86,9 +86,9 @@ def _mlflow(folder: Path, job: Job, done: int) -> Iterator[Log]:
 
     if not mlflow.is_tracking_uri_set():
         mlflow.set_tracking_uri(f"sqlite:///{folder.resolve()}/mlflow.db")
-    before = _before(folder / ".mlflow", done)
+    before = _before(folder / "mlflow.id", done)
     with mlflow.start_run(run_id=before, run_name=None if before else folder.name) as run:
-        (folder / ".mlflow").write_text(run.info.run_id)
+        (folder / "mlflow.id").write_text(run.info.run_id)
         mlflow.log_params({} if before else dict(job))
         yield lambda step, numbers: mlflow.log_metrics(numbers, step=step, synchronous=False)
 
