@@ -11,12 +11,13 @@
 #: Seconds before the end of the walltime at which ranks of a PBS job are told; sbatch has --signal.
 notice=120
 
-# Seconds of a PBS job's walltime; nothing where qstat does not say.
+# What PBS says of the job under a name; nothing where qstat does not say it.
+of_job() { qstat -f "$PBS_JOBID" 2>/dev/null | sed -n "s/^ *$1 = //p"; }
+
+# Seconds of a PBS job's walltime.
 walltime() {
     local hours minutes seconds
-    IFS=: read -r hours minutes seconds < <(
-        qstat -f "$PBS_JOBID" 2>/dev/null | sed -n 's/^ *Resource_List\.walltime = //p'
-    ) || return 0
+    IFS=: read -r hours minutes seconds < <(of_job 'Resource_List\.walltime') || return 0
     echo $((10#$hours * 3600 + 10#$minutes * 60 + 10#$seconds))
 }
 
@@ -61,12 +62,14 @@ tell() {
 }
 
 come_back() {
-    local status=0 how=died ended='' limit=${MPITRAIN_MAX_RESTARTS:-20}
+    local status=0 how=died ended='' runs limit=${MPITRAIN_MAX_RESTARTS:-20}
     told=''
     clock=''
     restarts=${SLURM_RESTART_COUNT:-${MPITRAIN_RESTART:-0}}
     if [ -n "${PBS_JOBID:-}" ]; then
         job=${PBS_JOBID%%.*}
+        runs=$(of_job run_count || true)
+        restarts=$((restarts + (${runs:-1} > 1 ? ${runs:-1} - 1 : 0))) # those of PBS itself
         echo "jobs: job $job on $(sort -u "$PBS_NODEFILE" | paste -sd,), restart $restarts"
     else
         job=$SLURM_JOB_ID
@@ -78,13 +81,17 @@ come_back() {
         exit 2
     fi
     case ${1:?a job file or a program is needed} in
-        *.py | -m) limit=${MPITRAIN_MAX_RESTARTS:-0} ;;
+        *.py | -m) limit=${MPITRAIN_MAX_RESTARTS:-0} ;; # one that resumes says so by the variable
         *)
             # Some launchers return 0 when the daemon of a node dies; what ended as it should says so.
             ended=$PWD/.mpitrain-$job-$restarts.ended
             set -- -m mpitrain train "$@" --resume --ended "$ended"
             ;;
     esac
+    if [ "$restarts" -gt "$limit" ]; then
+        echo "jobs: the scheduler has started this again, and MPITRAIN_MAX_RESTARTS allows $limit restarts; a program that goes on from what it has saved needs more" >&2
+        exit 1
+    fi
     # A rank that waits for so many seconds says who is missing, and the job comes back.
     export COLLECTIVES_TIMEOUT=${COLLECTIVES_TIMEOUT:-600}
     (launch "$@") &

@@ -228,8 +228,10 @@ def running(
     parts.expect_open()
     parts.ending = ""
     comm, config = parts.comm, parts.config
-    if config.run.tensorboard:
-        extras.check_tensorboard()
+    if config.run.mfu and not parts.data.tokens:
+        raise ConfigError("run.mfu needs samples that are lines of tokens of one length")
+    if config.run.records:
+        by_rank_0(comm, lambda: extras.expect_sinks(config.run.records), ConfigError)
     folder = Path(config.run.dir)
     with locked(comm, folder):
         origin_of(parts)  # before any step: those that follow from parameters move in them
@@ -309,4 +311,6 @@ def _start(parts: Parts) -> Start:
         date=software.pop("date"),
         software=software,
         devices=parts.comm.allgather(parts.device.name),
+        tokens=parts.data.tokens,
+        peak=parts.device.peak(parts.comm, parts.config.run.dtype) if parts.config.run.mfu else 0.0,
     )

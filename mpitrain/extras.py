@@ -45,7 +45,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.federated.server": "ServerOptimizer",
         "mpitrain.kernels.cuda": "CudaKernels",
         "mpitrain.metrics.reader": "lines",
-        "mpitrain.metrics.tensorboard": "check_tensorboard=check curves",
+        "mpitrain.metrics.sinks": "expect_sinks=expect sink",
         "mpitrain.models.convnets": "make_resnet=resnet make_vgg=vgg",
         "mpitrain.models.gpt": "make_gpt=layers",
         "mpitrain.models.perceptron": "make_mlp=layers",

@@ -228,8 +228,8 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
     if isinstance(given.optimizer, str):
         asked["optim"] = {"name": given.optimizer, **asked.get("optim", {})}
         given = replace(given, optimizer=None)
-    if given.schedule is not None and not callable(given.schedule):  # a key of two tables
-        asked["schedule"] = given.schedule
+    if given.schedule is not None and not callable(given.schedule):
+        asked["optim"] = {"schedule": given.schedule, **asked.get("optim", {})}
         given = replace(given, schedule=None)
     return given, asked
 

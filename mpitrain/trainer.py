@@ -114,7 +114,8 @@ class Trainer(ClosedTogether):
                 as in torch's LambdaLR.  With an optimiser of torch it may be a function that makes
                 a scheduler, such as ``lambda optimizer: CosineAnnealingLR(optimizer, 100)``.  The
                 scheduler takes a step after each training step, or with ``schedule_by="epoch"``
-                after each epoch.
+                after each epoch.  Or a name as in ``optim.schedule``, such as ``"cosine"``, which
+                goes with ``warmup_steps``.
             classes: number of classes, if labels are integers; by default the number of scores of
                 the model's last layer, or 0 if there is a label for each number of the outputs.
             span, stop, before_step: see :class:`mpitrain.training.assemble.Hooks`.

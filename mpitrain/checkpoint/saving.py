@@ -58,7 +58,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
     notes = together(parts.comm, act, CheckpointError, DataError)
     parts.refresh()
     if parts.rates.ahead:
-        parts.rates.tabulate(parts.comm, parts.objects.schedule, parts.total_steps)
+        parts.rates.tabulate(parts.comm, parts.objects.schedule)
     if parts.measured_rates:
         measured = checkpoint.manifest.progress.measured
         parts.measured_rates.resume(measured, parts.steps_done)

@@ -249,8 +249,6 @@ def _expect_packages(config: Config) -> None:
         if not config.own.data:
             data.check(config.data)
         compute_type(config.run.compute, config.run.dtype)
-        if config.run.tensorboard:
-            extras.check_tensorboard()
         if config.federated.clients and config.federated.secure:
             extras.check_keys()
     except ImportError as error:

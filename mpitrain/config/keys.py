@@ -128,8 +128,10 @@ def _alternatives(kind: Any) -> list[str]:
 
 
 def _plural(kind: Any) -> str:
-    """``whole numbers from 1 on``."""
-    (words,) = _alternatives(kind)
+    """``whole numbers from 1 on``, or the choices."""
+    words, *more = _alternatives(kind)
+    if more:
+        return f"{', '.join([words, *more[:-1]])} and {more[-1]}"
     return re.sub(r"^(whole )?\w+", r"\g<0>s", words)
 
 

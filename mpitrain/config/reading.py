@@ -7,7 +7,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -215,6 +215,9 @@ def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
             _check_names(item, fields[key], (*path, key))
         return
     known = msgspec.inspect.type_info(kind)
+    if isinstance(known, msgspec.inspect.VarTupleType) and isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_names(item, get_args(kind)[0], (*path[:-1], f"{path[-1]}[{number}]"))
     kinds = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
     literals = [one.values for one in kinds if isinstance(one, msgspec.inspect.LiteralType)]
     choices = [one for values in literals for one in values if isinstance(one, str)]

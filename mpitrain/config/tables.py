@@ -16,6 +16,7 @@ from mpitrain.config.numbers import (
     Positive,
     ReadBy,
     Seed,
+    Whole,
 )
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Compress, Sync
@@ -50,8 +51,13 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         shadow: first steps in which a few samples of the batch also go through a torch module in
             plain torch, on rank 0; another loss, gradient or update is an error; 0: none.
         log_every: steps from one console line to the next.
+        mfu: measure at the start what all ranks reach in products of matrices, for half a second,
+            and show the utilisation of it on the console: 6 operations for each trained parameter
+            and token; for samples of tokens.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
-        tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
+        records: where the numbers of steps and tests go besides ``metrics.jsonl``: ``csv``
+            (``metrics.csv``), ``tensorboard``, ``wandb`` and ``mlflow``, all in ``dir`` unless
+            WANDB_MODE or MLFLOW_TRACKING_URI is set; each but csv is an extra of that name.
         trace: write ``trace.json``, the work of each rank over time, for Perfetto or
             chrome://tracing.
     """
@@ -67,8 +73,9 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     dir: str = "runs/unnamed"
     shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
+    mfu: bool = False
     check_every: Annotated[int, Meta(ge=0)] = 0
-    tensorboard: bool = False
+    records: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = ()
     trace: bool = False
 
 
@@ -215,13 +222,15 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         lr: learning rate for a batch of ``reference_batch`` samples.
         reference_batch: samples; the rate in use is ``lr * train.batch_size / reference_batch``
             (linear scaling rule, Goyal et al. 2017).  0: ``lr`` as it is.
-        warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one (from 0 if it
-            is not scaled).
-        schedule: rate after that, over ``train.epochs``.  ``cosine`` falls to 0 at the end,
-            ``step`` multiplies it by ``decay`` at each epoch of ``milestones``, ``wsd`` is constant
-            and falls to 0 in a line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle``
-            climbs from 1/25 of the rate to all of it in ``warmup_epochs`` and falls to 1/250000,
-            both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
+        warmup_epochs: epochs in which the rate climbs in a line from ``lr`` to the scaled one (from
+            0 if that is no larger).
+        warmup_steps: the same in steps, in the place of ``warmup_epochs``.
+        schedule: rate after that, up to the run's last step.  ``cosine`` and ``linear`` fall to 0
+            there, as torch's CosineAnnealingLR and transformers' linear do, ``step`` multiplies it
+            by ``decay`` at each epoch of ``milestones``, ``wsd`` is constant and falls to 0 in a
+            line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle`` climbs from 1/25 of
+            the rate to all of it in the warm-up and falls to 1/250000, both along a cosine (Smith &
+            Topin 2018, as torch's OneCycleLR); momentum stays.
         schedule_by: unit in which a schedule of your own counts, ``step`` or ``epoch`` (one value
             for all steps of an epoch).
         milestones: epochs of ``step``, counted from 0.
@@ -248,7 +257,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     lr: Positive = 0.05
     reference_batch: Annotated[int, Meta(ge=0)] = 64
     warmup_epochs: NonNegative = 0.0
-    schedule: Literal["constant", "cosine", "step", "wsd", "one_cycle"] = "constant"
+    warmup_steps: Whole = 0
+    schedule: Literal["constant", "cosine", "linear", "step", "wsd", "one_cycle"] = "constant"
     schedule_by: Literal["step", "epoch"] = "step"
     milestones: Annotated[Counts, ReadBy("schedule", "step")] = ()
     decay: Annotated[Fraction, ReadBy("schedule", "step")] = 0.1
@@ -272,7 +282,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         """This table with one rate for all steps, for a job that gives them others, no average."""
         return replace(
             self, schedule="constant", schedule_by="step", milestones=(), decay=0.1,
-            warmup_epochs=0.0, decay_epochs=0.0, average=0.0,
+            warmup_epochs=0.0, warmup_steps=0, decay_epochs=0.0, average=0.0,
         )  # fmt: skip
 
 

@@ -157,20 +157,16 @@ def _rates(job: Tables) -> Faults:
     if warmup >= passes:
         key = "federated.rounds" if job.federated.clients else "train.epochs"
         yield "optim.warmup_epochs", f"{warmup:g} must be less than {key} = {passes}"
+    if warmup and optim.warmup_steps:
+        yield "optim.warmup_steps", f"warmup_epochs = {warmup:g} says the same; leave one out"
     if optim.schedule == "wsd" and not 0 < falling <= passes - warmup:
         yield (
             "optim.decay_epochs",
             f"wsd falls in more than 0 and at most {passes - warmup:g} epochs, which warm-up "
             f"leaves of train.epochs, not {falling:g}",
         )
-    if optim.schedule == "one_cycle" and not warmup:
+    if optim.schedule == "one_cycle" and not (warmup or optim.warmup_steps):
         yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
-    if job.own.schedule and (optim.schedule != "constant" or warmup):
-        yield (
-            "optim.schedule",
-            f"a schedule of one's own takes the place of schedule = {optim.schedule!r} with "
-            f"warmup_epochs = {warmup:g}; leave both out",
-        )
 
 
 def _compress(job: Tables) -> Faults:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpitrain.arrays import Array, Shape
-from mpitrain.fields import Fields
+from mpitrain.fields import Fields, fields
 
 if TYPE_CHECKING:
     from mpitrain.data.sampler import Sampler
@@ -92,6 +92,13 @@ class Dataset:
     def labels_per_sample(self) -> int:
         """Numbers in a label: 1 for a class, the positions for text."""
         return prod(self.label_shape)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample, integers in a line, as are its labels; 0: it has none, or varies."""
+        parts = (fields(one).values() for one in vars(self._first).values())
+        lines = [[p.shape[1] for p in own if p.dtype.kind in "iu" and p.ndim == 2] for own in parts]
+        return 0 if self.varies or not all(lines) else max(lines[0])
 
     @property
     def outputs(self) -> int:

@@ -133,6 +133,9 @@ class Cuda(Device):
         if comm.size > 1:
             comm.Allreduce(MPI.IN_PLACE, array)
 
+    def memory(self) -> float:
+        return float(self.xp.get_default_memory_pool().total_bytes())
+
     def clock(self) -> float:
         self.xp.cuda.get_current_stream().synchronize()
         return perf_counter()

@@ -1,5 +1,6 @@
 """The device that computes: the CPU; :mod:`.cuda` has the GPU."""
 
+import resource
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import ModuleType
@@ -79,6 +80,21 @@ class Device:
     def add_up(self, comm: Communicator, array: Array) -> None:
         """Sums a small array over the ranks in place; collective."""
         comm.Allreduce(MPI.IN_PLACE, array, algorithm="native")
+
+    def memory(self) -> float:
+        """Most bytes that this process has had so far, on a GPU there."""
+        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def peak(self, comm: MPI.Intracomm, dtype: str) -> float:
+        """Operations a second of all ranks at once in products of matrices; collective."""
+        size, seconds = 1024 if self.xp is np else 8192, []
+        matrix = self.put(np.ones((size, size), dtype))
+        comm.Barrier()
+        for _ in range(5):
+            start = self.clock()
+            matrix @ matrix
+            seconds.append(self.clock() - start)
+        return comm.allreduce(2.0 * size**3 / min(seconds))
 
     def clock(self) -> float:
         """Seconds on a clock, after all queued work is done."""

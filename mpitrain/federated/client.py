@@ -9,7 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.arrays import Array
-from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate, Parallel
+from mpitrain.config import Checkpoint, ConfigError, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Sampler
 from mpitrain.metrics.records import Step
@@ -37,9 +37,9 @@ class Trained:
 class RoundRates(Rates):
     """Schedules count rounds: all steps of one have the same rate."""
 
-    def __init__(self, job: Config, whole: Rates) -> None:
+    def __init__(self, whole: Rates) -> None:
         """``whole``: the rates of the federated job, whose factor counts."""
-        super().__init__(job.optim, replace(job.train, epochs=job.federated.rounds), 1)
+        super().__init__(whole.optim, whole.train, 1)
         self.number, self._whole = 0, whole
 
     def rate(self, step: int) -> float:
@@ -73,14 +73,14 @@ class Client:
         job = whole.config
         alone = replace(
             job,
-            run=replace(job.run, tensorboard=False, trace=False, check_every=0),
+            run=replace(job.run, trace=False, check_every=0),
             optim=job.optim.constant,
             parallel=Parallel(recompute=job.parallel.recompute),
             evaluate=Evaluate(),
             checkpoint=Checkpoint(),
             federated=Federated(),
         )
-        self._rates = RoundRates(job, whole.rates)
+        self._rates = RoundRates(whole.rates)
 
         # The optimiser's average and the tests are the server's.
         objects = UserObjects(whole.data, whole.objects.layers, whole.objects.loss, metrics={})

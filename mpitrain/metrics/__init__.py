@@ -1,4 +1,4 @@
-"""Reports of a run: to a file, to the console and to TensorBoard."""
+"""Reports of a run: to a file, to the console, and to those that the job names."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,14 +24,14 @@ def recorder(
         tests_again: replace the test after these steps, which comes again.
 
     Raises:
-        ReportError: ``config.run.dir`` cannot be made or written, now or later.
+        ReportError: ``config.run.dir`` cannot be made or written, now or later, or a sink fails.
     """
     folder = Path(config.run.dir)
     with ExitStack() as stack:
         sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done, tests_again))]
         sinks.append(stack.enter_context(console(steps, config.run.log_every)))
-        if config.run.tensorboard:
-            sinks.append(stack.enter_context(extras.curves(folder / "tensorboard", done)))
+        for name in config.run.records:
+            sinks.append(stack.enter_context(extras.sink(name, config, done)))
 
         def write(record: Record) -> None:
             for sink in sinks:

@@ -20,7 +20,7 @@ from mpitrain.metrics.records import (
     Summary,
     Write,
 )
-from mpitrain.metrics.words import counted, summed
+from mpitrain.metrics.words import counted, in_words, summed
 
 
 @contextmanager
@@ -36,6 +36,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
         transient=True,
     ) as progress:
         bar = progress.add_task("steps", total=steps)
+        start = Start(1, [], "", [], "", "", 0, {})
 
         def say(text: str) -> None:
             # A name that the terminal cannot show, as that of a folder, must not end a run.
@@ -43,23 +44,28 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
             terminal.print(text.encode(code, "backslashreplace").decode(code))
 
         def write(record: Record) -> None:
+            nonlocal start
             match record:
                 case Start():
+                    start = record
                     say(
                         f"{counted(record.ranks, 'rank')} ({record.layout}), {record.parameters} "
                         f"parameters, gradients {summed(record.algorithm, record.reason)}"
                     )
                     if record.config.get("run", {}).get("random") == "local":
                         say("random numbers of torch modules: they depend on the layout")
-                    say(_HEADER)
+                    if record.peak:
+                        say(f"peak {record.peak / 1e9:.4g} GFLOP/s of all ranks, measured")
+                    say(" ".join(_columns(record, Step(0, 0, 0, 0, 0, 0, 0, 0, 0))))
                 case Step():
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
-                        say(_line(record))
+                        synced = f"  {record.sync}" if record.sync else ""
+                        say(" ".join(_columns(start, record).values()) + synced)
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         say(str(record))
-                case Epoch():
+                case Epoch() | Summary():
                     say(str(record))
                 case Skipped():
                     say(
@@ -79,8 +85,6 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     say(f"resumed after step {record.step} from {record.path}")
                     for note in record.notes:
                         say(f"resumed: {note}")
-                case Summary():
-                    say(str(record))
 
         yield write
 
@@ -93,16 +97,18 @@ def _is_watched(terminal: Console) -> bool:
         return False
 
 
-_HEADER = (
-    f"{'step':>6} {'loss':>9} {'grad_norm':>9} {'lr':>9} {'samples/s':>9} "
-    f"{'reduce%':>7} {'wait%':>5}"
-)
-
-
-def _line(record: Step) -> str:
-    synced = f"  {record.sync}" if record.sync else ""
-    return (
-        f"{record.step:6d} {record.loss:9.4f} {record.grad_norm:9.4f} {record.lr:9.4g} "
-        f"{record.samples_per_s:9.0f} {100 * record.comm_share:7.1f} "
-        f"{100 * record.wait_share:5.1f}{synced}"
-    )
+def _columns(start: Start, step: Step) -> dict[str, str]:
+    """What a line says of a step, by the heads of its columns, each as wide as its values."""
+    per_s = step.samples_per_s * (start.tokens or 1)
+    found = {
+        "  step": f"{step.step:6d}",
+        "     loss": f"{step.loss:9.4f}",
+        "grad_norm": f"{step.grad_norm:9.4f}",
+        "       lr": f"{step.lr:9.4g}",
+        f"{'tokens/s' if start.tokens else 'samples/s':>9}": f"{per_s:9.0f}",
+    }
+    if start.peak:
+        found[" mfu%"] = f"{600 * start.parameters * per_s / start.peak:5.1f}"
+    shares = {"reduce%": step.comm_share, "wait%": step.wait_share, "read%": step.read_share}
+    found["  memory"] = f"{in_words(step.memory):>8}"
+    return found | {name: f"{100 * share:{len(name)}.1f}" for name, share in shares.items()}

@@ -22,6 +22,8 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         config: the whole job by table and key, defaults included.
         date: in UTC, to the second, as ISO 8601 has it.
         devices: device of each rank.
+        tokens: tokens of a sample; 0: samples are no lines of tokens, or vary.
+        peak: operations a second of all ranks together in products of matrices; 0: not measured.
         software: versions of ``mpitrain``, ``mpi`` (the library), ``mpi4py``, ``numpy`` and
             ``python``.
     """
@@ -37,6 +39,8 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     date: str = ""
     software: dict[str, str] = {}
     devices: list[str] = []
+    tokens: int = 0
+    peak: float = 0.0
 
 
 class Served(Struct, frozen=True):
@@ -99,6 +103,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         shared_bytes: bytes that it moved in the node's shared memory instead.  Exchanges of
             workers and ZeRO's parameters follow the agreement on a step; they count in the seconds
             and bytes of the next step, or of the last one.
+        memory: most bytes that a rank has had so far, on a GPU there; mean over the ranks.
         served: present in jobs with servers: ``seconds`` and ``sent_bytes`` are means over the
             steps between two meetings, ``comm_share`` is the workers' time in pushes and
             ``wait_share`` in pulls.
@@ -118,6 +123,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     read_share: float = 0.0
     sent_bytes: float = 0.0
     shared_bytes: float = 0.0
+    memory: float = 0.0
     served: Served | UnsetType = UNSET
     sync: Synced | UnsetType = UNSET
 

@@ -20,7 +20,7 @@ class Rates:
     """The rates of a job's steps, counted from 0.
 
     Attributes:
-        optim, train: the job's tables.
+        optim, train: the job's tables; clients' epochs are rounds.
         steps_per_epoch: updates of a pass over the data.
         table: table of a user's own schedule, if there is one.
         factor: factor on all rates, which the program sets as it trains.
@@ -34,27 +34,36 @@ class Rates:
     factor: float = 1.0
     ahead: int = 0
 
-    def tabulate(
-        self, comm: MPI.Intracomm, schedule: Factor | TabulatedSchedule | None, total_steps: int
-    ) -> None:
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        every = self.train.epochs * self.steps_per_epoch + self.ahead
+        return min(self.train.steps or every, every)
+
+    def tabulate(self, comm: MPI.Intracomm, schedule: Factor | TabulatedSchedule | None) -> None:
         """Make the table of rank 0's ``schedule``, if there is one, on all ranks; collective.
 
         A table that is there, which others may have, gets the new rows.  ConfigError on all ranks:
-        the [optim] table names another one, or rank 0's cannot be evaluated for the whole run.
+        the [optim] table names another one, rank 0's cannot be evaluated, or the run is too short.
         """
-        optim = self.optim
+        optim, total_steps = self.optim, self.total_steps
         if schedule is None:
+            falling = optim.decay_epochs * self.steps_per_epoch
+            if optim.warmup_steps and optim.warmup_steps + falling >= total_steps:
+                raise ConfigError(
+                    f"optim.warmup_steps: {optim.warmup_steps} steps of climbing and {falling:g} "
+                    f"of falling do not fit into the run's {total_steps} steps; take fewer"
+                )
             if optim.schedule_by != "step":
                 raise ConfigError(
                     f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
                     "there is none; leave it out"
                 )
             return
-        if optim.schedule != "constant" or optim.warmup_epochs:
+        if optim.schedule != "constant" or optim.warmup_epochs or optim.warmup_steps:
             raise ConfigError(
-                f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
-                f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
-                "them out"
+                "optim.schedule: a schedule of one's own takes the place of schedule = "
+                f"{optim.schedule!r} and of the warm-up; leave them out"
             )
         epochs = self.steps_per_epoch, self.ahead
         steps, ahead = epochs if optim.schedule_by == "epoch" else (1, 0)
@@ -72,7 +81,7 @@ class Rates:
     def rate(self, step: int) -> float:
         """Learning rate of a step, as logged."""
         if self.table is None:
-            return self.factor * self._scheduled(step - self.ahead)
+            return self.factor * self._scheduled(step)
         return self.factor * (self.scaled * self.table.factor(step))
 
     def common(self, step: int) -> float:
@@ -92,30 +101,30 @@ class Rates:
 
         The scaled rate ``k * lr``, ``k = batch_size / reference_batch``, belongs to a batch that is
         ``k`` times larger.  During warm-up the rate climbs to it from ``lr``, step by step (Goyal
-        et al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.  Without a
-        ``reference_batch`` the rate is not scaled, and climbs from 0.
+        et al. 2017, sections 2.1 and 2.2), or from 0 where it is no larger.
         """
-        optim, epochs, scaled = self.optim, self.train.epochs, self.scaled
+        optim, scaled, last = self.optim, self.scaled, self.total_steps
+        first = 0 if optim.warmup_steps else self.ahead
+        up = first + (optim.warmup_steps or optim.warmup_epochs * self.steps_per_epoch)
         if optim.schedule == "one_cycle":
-            up = optim.warmup_epochs * self.steps_per_epoch - 1
-            down = epochs * self.steps_per_epoch - 1
-            if step < up:
-                return scaled * _between(_BEGINNING, 1.0, step / up)
-            return scaled * _between(1.0, _END, (step - up) / (down - up))
-        epoch = step / self.steps_per_epoch
-        if epoch < optim.warmup_epochs:
-            base = min(optim.lr, scaled) if optim.reference_batch else 0.0
-            return base + (scaled - base) * epoch / optim.warmup_epochs
+            if step < up - 1:
+                return scaled * _between(_BEGINNING, 1.0, (step - first) / (up - 1 - first))
+            return scaled * _between(1.0, _END, (step - up + 1) / (last - up))
+        if step < up:
+            base = optim.lr if 0 < optim.reference_batch < self.train.batch_size else 0.0
+            return base + (scaled - base) * (step - first) / (up - first)
+        epoch = (step - self.ahead) / self.steps_per_epoch
         match optim.schedule:
             case "constant":
                 return scaled
             case "cosine":
-                done = (epoch - optim.warmup_epochs) / (epochs - optim.warmup_epochs)
-                return scaled * _between(1.0, 0.0, done)
+                return scaled * _between(1.0, 0.0, (step - up) / (last - up))
+            case "linear":
+                return scaled * (last - step) / (last - up)
             case "step":
                 return scaled * optim.decay ** sum(epoch >= passed for passed in optim.milestones)
             case "wsd":
-                return scaled * min(1.0, (epochs - epoch) / optim.decay_epochs)
+                return scaled * min(1.0, (last - step) / self.steps_per_epoch / optim.decay_epochs)
             case _:
                 assert_never(optim.schedule)
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mpitrain.config import Config, ConfigError, by_key
 
 #: Keys that may differ between ranks, as they change no numbers.
-_OWN = {"data.workers", "parallel.offload", "run.tensorboard"}
+_OWN = {"data.workers", "parallel.offload", "run.records"}
 #: Keys of paths, which may differ between nodes; contents are compared where they are read.
 _PATHS = {"data.path", "parallel.profile"}
 #: Values in a message before "and others", and characters of each.

@@ -37,6 +37,7 @@ class RankReport:
         pushes: pushes that a server applied; None on a worker.
         moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
         squares: squared norm of the sum of a clock's gradients, in the part that is updated here.
+        memory: most bytes that it has had so far.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class RankReport:
     pushes: Sequence[Push] | None = None
     moved: tuple[int, int] = (0, 0)
     squares: dict[int, float] = field(default_factory=dict)
+    memory: float = 0.0
 
 
 def steps(
@@ -108,6 +110,7 @@ def steps(
                 read_share=reading,
                 sent_bytes=sent,
                 shared_bytes=shared,
+                memory=sum(one.memory for one in told) / len(told),
                 served=_served(clock, workers, servers),
             )
         )

@@ -172,7 +172,7 @@ class ServedLoop(Loop):
         parts.account.add(own.seconds, own.pushing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()
-            own.moved = parts.account.moved()
+            own.moved, own.memory = parts.account.moved(), parts.device.memory()
             told = parts.comm.allgather(own)
             self._count_updates(count)
             parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)

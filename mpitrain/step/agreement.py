@@ -75,6 +75,7 @@ class StepReport:
         faulty: whether one of its layers is not a pure function.
         labels, counted: what this rank's sums are divided by, and what counts in its labels, where
             the loss is a mean over what counts; else 0.
+        memory: most bytes that it has had so far.
     """
 
     loss: Scalar
@@ -88,6 +89,7 @@ class StepReport:
     faulty: float = False
     labels: float = 0
     counted: Scalar = 0.0
+    memory: float = 0
 
     @property
     def numbers(self) -> list[float]:

@@ -1,6 +1,5 @@
 """Time and traffic of the steps on this rank, and the records of steps, equal on all ranks."""
 
-import resource
 import socket
 from collections.abc import Hashable, Mapping, Sequence
 from math import nan
@@ -13,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from collectives import Communicator, Traffic
 from mpitrain.arrays import Array, Scalar
+from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, StepReport
@@ -120,7 +120,7 @@ class Account:
         return StepReport(
             own if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
             sum(waited.values()) + self.met, feed.read_seconds, parts.stop.raised(), sent, shared,
-            bool(parts.purity.faults()), labels, counted,
+            bool(parts.purity.faults()), labels, counted, parts.device.memory(),
         )  # fmt: skip
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
@@ -152,7 +152,7 @@ class Account:
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks, shared_bytes=agreed.shared_bytes / ranks,
-            sync=self.synced(taken.step),
+            memory=agreed.memory / ranks, sync=self.synced(taken.step),
         )  # fmt: skip
 
     def synced(self, step: int) -> Synced | UnsetType:
@@ -176,7 +176,7 @@ class Account:
 
     def times(self, place: Coordinates) -> Times:
         """Time of each rank since the start, by activity; collective."""
-        memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = int(HOST.memory())
         spent = self._computing, self._reducing, self._waiting, self._meeting
         return Times(self._comm.allgather(RankTime(place.stage, place.tensor, *spent, memory)))
 

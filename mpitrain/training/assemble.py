@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.extras import CheckedTransport
@@ -179,8 +180,8 @@ def _add_samples(parts: Parts) -> None:
                 f"{size} is more; set it to {samples} at most, or drop_last=False"
             )
     every = parts.sampler.steps_per_epoch
-    parts.rates = Rates(config.optim, config.train, every)
-    parts.rates.tabulate(comm, objects.schedule, parts.total_steps)
+    parts.rates = Rates(config.optim, replace(config.train, epochs=config.passes), every)
+    parts.rates.tabulate(comm, objects.schedule)
 
 
 def _add_model(parts: Parts) -> None:

@@ -158,11 +158,11 @@ class AsynchronousLoop(Loop):
         lasted, (unequal,) = perf_counter() - start, parts.device.read([source.unequal])
         parts.account.add(lasted, sum(one.comm_seconds for one in own), runner.waited)
         spent = lasted, sum(runner.waited.values()), feed.read_seconds, *parts.account.moved()
-        flags = parts.stop.raised(), bool(parts.purity.faults()), unequal
+        flags = parts.stop.raised(), bool(parts.purity.faults()), unequal, parts.device.memory()
         more = np.array([*spent, *flags], float)
         updates = window.agree(own, more)
         seconds, waited, reading, sent, shared = (more[:5] / count).tolist()
-        stopping, faulty, unequal = more[5:].tolist()
+        stopping, faulty, unequal, memory = more[5:].tolist()
         if faulty:
             parts.purity.expect(f"until step {done + count}")
         if unequal:
@@ -180,7 +180,8 @@ class AsynchronousLoop(Loop):
             times = seconds, update.comm_seconds, waited, reading
             norm = sqrt(update.squares)
             agreed = Agreed(
-                update.loss, *times, sent_bytes=sent, shared_bytes=shared, grad_norm=norm
-            )
+                update.loss, *times, sent_bytes=sent, shared_bytes=shared, memory=memory,
+                grad_norm=norm,
+            )  # fmt: skip
             found.append(parts.account.record(taken, agreed))
         return found

@@ -65,7 +65,7 @@ class UserObjects:
         metrics: replace ``evaluate.metrics``, by name.
         optimizer: replaces [optim] except for the rate and its schedule.
         grouping: gives the update rule of a parameter by its name.
-        schedule: replaces ``optim.schedule`` and ``optim.warmup_epochs``: ``schedule(step)`` is the
+        schedule: replaces ``optim.schedule`` and its warm-up: ``schedule(step)`` is the
             factor on the scaled rate, as in torch's LambdaLR.  Steps count from 0; they are epochs
             with ``optim.schedule_by = "epoch"``.  Rank 0 calls it for all steps before the first.
         shadow: function that rank 0 calls with the parts and each of the first batches, to compare
@@ -210,8 +210,7 @@ class Parts:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        every = self.config.passes * self.sampler.steps_per_epoch + self.rates.ahead
-        return min(self.config.train.steps or every, every)
+        return self.rates.total_steps
 
     def count(self, first: int, samples: Sequence[Sized]) -> None:
         """Count the steps from ``first`` on, each of which has taken some samples."""

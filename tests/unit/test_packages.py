@@ -11,6 +11,7 @@ from setuptools import find_packages
 import collectives
 import mpitrain
 from collectives.errors import INSTALL_CUPY
+from mpitrain.metrics.sinks import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 SETUP = runpy.run_path(str(ROOT / "setup.py"))
@@ -39,8 +40,9 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
     text = "".join(p.read_text() for folder in folders for p in folder.glob("*.py"))
     assert "pip install 'mpitrain[" not in text, "which is not published"
     named = set(re.findall(r"""\b(?:install|needed)\(["'](\S+)["'], ["'](\w+)["'][,)]""", text))
+    named |= {(package, extra) for extra, package in PACKAGES.items()}
     assert {extra for _, extra in named} == {
-        "bfloat16", "data", "gloo", "plot", "secure", "tensorboard", "torch"
+        "bfloat16", "data", "gloo", "mlflow", "plot", "secure", "tensorboard", "torch", "wandb"
     }  # fmt: skip
     assert all(package in extras[extra] for package, extra in named)
     found = re.findall(r"cupy-cuda\d+x", INSTALL_CUPY)

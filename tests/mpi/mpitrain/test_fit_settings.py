@@ -1,5 +1,6 @@
 """``mpitrain.Trainer``: its settings, beginning, end and interruption."""
 
+import csv
 import os
 import signal
 
@@ -10,6 +11,7 @@ import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
+from mpitrain.metrics.records import Step
 from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
@@ -17,6 +19,7 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
 from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
+    PARALLEL,
     RANKS,
     SEVERAL,
     Sentences,
@@ -115,6 +118,29 @@ def test_it_is_the_trainer_of_a_job_too(comm, folder):
         assert trainer.module is None
         assert not isinstance(trainer.parts.updater.optimizer, Adam)
         assert len(trainer.fit()) == 1
+
+
+def test_a_schedule_by_its_name_and_records_in_a_csv(comm, folder):
+    """The rates are those of transformers, and end with the run; of an optimiser of torch, too."""
+    transformers = pytest.importorskip("transformers")
+    given = {"schedule": "cosine", "warmup_steps": 2, "steps": 7, "records": ["csv"]}
+    found = []
+    own = {"optimizer": "sgd", "optim": {"lr": 0.5, "reference_batch": 0}}
+    for optimizer in ({"optimizer": OPTIMIZERS["AdamW"]}, own):
+        with made(folder, comm, **given, **optimizer, parallel=PARALLEL) as trainer:
+            trainer.fit(on_record=lambda one: isinstance(one, Step) and found.append(one))
+        like = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=trainer.config.optim.lr)
+        schedule = transformers.get_cosine_schedule_with_warmup(like, 2, 7)
+        for step in found:
+            assert step.lr == pytest.approx(like.param_groups[0]["lr"], rel=1e-12)
+            like.step(), schedule.step()
+        assert len(found) == 7 and found[-1].memory > 1e6
+        if comm.rank == 0:
+            with (folder / "run" / "metrics.csv").open() as file:
+                rows = list(csv.DictReader(file))
+            assert [float(row["lr"]) for row in rows if row["lr"]] == [step.lr for step in found]
+            assert float(rows[-1]["test_loss"]) > 0
+        found.clear()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from mpitrain.config import Data
 from mpitrain.data import DataError, load
 from mpitrain.data.arrays import load_arrays
+from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.idx import load_idx, parse_idx, read_idx
 from mpitrain.data.text import Tokens
 from mpitrain.data.tokens import load_tokens
@@ -211,3 +212,17 @@ def test_token_files_that_do_not_fit(folder):
             (folder / "val.bin").write_bytes(content)
         with pytest.raises(DataError, match=message):
             load_tokens(folder, 4)
+
+
+def test_samples_are_tokens_where_a_line_of_integers_has_a_line_of_labels():
+    rows, words = np.zeros((4, 6), "f4"), np.zeros((4, 6), "i4")
+    model = np.zeros(4, [("input_ids", "i8", 7), ("positions", "f4", 7)])
+    for inputs, labels, tokens in (
+        (words, words, 6),
+        (model, words, 7),
+        (rows, words, 0),
+        (words, words[:, 0], 0),
+        (words[:, :, None], words, 0),
+    ):
+        assert Dataset(Samples(inputs, labels), None, 3).tokens == tokens
+    assert Dataset(Samples(words, words), None, 3, varies=True).tokens == 0

@@ -1,8 +1,9 @@
 """Values of the learning rate, worked out by hand or by torch."""
 
 import pytest
+from mpi4py import MPI
 
-from mpitrain.config import Optim, Train
+from mpitrain.config import Config, Optim, Train
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.schedule_table import tabulated
 
@@ -33,10 +34,71 @@ def test_rates_by_epoch(fields, expected):
     assert found == pytest.approx(list(expected.values()), abs=1e-15)
 
 
-def test_warm_up_never_exceeds_the_scaled_rate_of_a_small_batch():
+def test_warm_up_climbs_from_0_to_a_rate_that_is_not_scaled_up():
     optim = Optim(lr=0.1, reference_batch=64, warmup_epochs=4)
     small = Train(epochs=10, batch_size=32)
-    assert [Rates(optim, small, 1).rate(e) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
+    assert [Rates(optim, small, 1).rate(e) for e in (0, 2, 5)] == pytest.approx([0, 0.025, 0.05])
+
+
+def one_rate(make, steps):
+    """The rates that a scheduler of torch gives to so many steps, of 0.4."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler = make(torch.optim.lr_scheduler, optimizer)
+    for _ in range(steps):
+        yield optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("ends", [0, 17, 99])
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_schedules_by_name_are_those_of_torch_and_transformers(kind, warmup, ends):
+    """They end at the run's last step, also where that comes before the end of the epochs."""
+    total = ends if ends == 17 else 21
+    rates = Rates(
+        Optim(lr=0.4, reference_batch=0, schedule=kind, warmup_steps=warmup),
+        Train(epochs=3, steps=ends), 7,
+    )  # fmt: skip
+    assert rates.total_steps == total
+    found = [rates.rate(step) for step in range(total)]
+    if kind != "constant" and not warmup:
+        plain = {
+            "cosine": lambda torchs, own: torchs.CosineAnnealingLR(own, total),
+            "linear": lambda torchs, own: torchs.LinearLR(own, 1.0, 0.0, total),
+        }
+        assert found == pytest.approx(list(one_rate(plain[kind], total)), rel=1e-11)
+    transformers = pytest.importorskip("transformers")
+    given = {} if kind == "constant" else {"num_training_steps": total}
+    name = "constant_with_warmup" if kind == "constant" else kind
+    made = transformers.optimization.TYPE_TO_SCHEDULER_FUNCTION[name]
+    theirs = one_rate(lambda _, own: made(own, num_warmup_steps=warmup, **given), total)
+    assert found == pytest.approx(list(theirs), rel=1e-12)
+
+
+def test_warm_up_in_steps_counts_the_steps_that_were_taken():
+    """Of a run that goes on with other batches, epochs begin at other steps."""
+    optim = Optim(lr=1.0, reference_batch=0, warmup_steps=10, schedule="linear")
+    rates = Rates(optim, Train(epochs=4), 10, ahead=4)
+    assert [rates.rate(s) for s in (5, 10, 27, 44)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("optim", "train", "message"),
+    [
+        ({"warmup_steps": 21}, {}, "warmup_steps: 21 steps of .* do not fit into the run's 21"),
+        ({"warmup_steps": 5}, {"steps": 5}, "do not fit into the run's 5 steps; take fewer"),
+        (
+            {"warmup_steps": 7, "schedule": "wsd", "decay_epochs": 2},
+            {},
+            "7 steps of climbing and 14 of falling do not fit",
+        ),
+    ],
+)
+def test_a_warm_up_that_does_not_fit_into_the_run(optim, train, message):
+    with pytest.raises(ConfigError, match=message):
+        Rates(Optim(**optim), Train(**{"epochs": 3} | train), 7).tabulate(MPI.COMM_SELF, None)
 
 
 @pytest.mark.parametrize(("epochs", "warmup", "per_epoch"), [(10, 3, 7), (4, 0.5, 5), (3, 2.9, 10)])
@@ -61,6 +123,11 @@ def test_one_cycle_of_a_single_step_of_climbing():
     optim = Optim(lr=1.0, reference_batch=0, warmup_epochs=1, schedule="one_cycle")
     found = [Rates(optim, Train(epochs=3), 1).rate(step) for step in range(3)]
     assert found == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)
+
+
+def test_warm_up_is_in_steps_or_in_epochs():
+    with pytest.raises(ValueError, match="warmup_steps: warmup_epochs = 1 says the same"):
+        Config(optim=Optim(warmup_steps=5, warmup_epochs=1))
 
 
 def test_factors_of_a_function_are_tabulated():

@@ -1,23 +1,32 @@
 """Records as lines of JSON and as lines on the console."""
 
+import csv
+import fcntl
 import json
 import os
 import resource
+import struct
+import sys
+import termios
 from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import get_args
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mpitrain.config import Config, Run
+from mpitrain.config import Config, ConfigError, Optim, Run
 from mpitrain.metrics import recorder
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Saved, Skipped, Start, Step, Summary
+from mpitrain.metrics.sinks import PACKAGES, SINKS, expect
 from mpitrain.metrics.writer import ReportError, json_lines
 
 FIELDS = {
     "step": 1, "epoch": 0, "samples": 64, "loss": 2.5, "grad_norm": 1.25, "lr": 0.1,
     "seconds": 0.5, "samples_per_s": 128.0, "comm_share": 0.25, "wait_share": 0.125,
+    "memory": 512e6,
 }  # fmt: skip
 STEP = Step(**FIELDS)
 
@@ -61,9 +70,12 @@ def test_console_shows_every_so_many_steps(job, capsys):
     write_all(job)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == ("2 ranks (data 2 x pipe 1), 7 parameters, gradients by ring (asked [for])")
-    assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "reduce%", "wait%"]
+    shares = ["reduce%", "wait%", "read%"]
+    assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "memory", *shares]
     assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "4"]
-    assert lines[2].split() == ["1", "2.5000", "1.2500", "0.1", "128", "25.0", "12.5"]
+    assert lines[2].split() == [
+        "1", "2.5000", "1.2500", "0.1", "128", "512", "MB", "25.0", "12.5", "0.0",
+    ]  # fmt: skip
     assert lines[5] == "step 5 skipped: not finite (rank 1: b.weight); loss scale 512"
     assert lines[6] == "epoch 0: test accuracy 50.00%, loss 0.2500"
     assert lines[7:10] == [
@@ -90,17 +102,158 @@ def test_a_new_run_folder_is_the_users_own(tmp_path):
     assert shared.stat().st_mode & 0o777 == 0o770
 
 
+def test_the_console_counts_tokens_and_the_utilisation_of_a_measured_peak(tmp_path, capsys):
+    """A line for each step that is readable on a terminal of 100 columns."""
+    start = Start(2, [], "data 2", [["a"]], "ring", "x", 10**6, {}, tokens=64, peak=1e11)
+    step = replace(STEP, step=123456, loss=12.3456, grad_norm=1234.5, samples_per_s=1234.5)
+    with recorder(Config(run=Run(dir=str(tmp_path), log_every=1)), steps=4) as write:
+        write(start)
+        write(step)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[0] == "peak 100 GFLOP/s of all ranks, measured"
+    head, line = lines[1:]
+    named = dict(zip(head.split(), line.replace(" MB", "MB").split(), strict=True))
+    assert named["tokens/s"] == "79008" and named["mfu%"] == "474.0" and named["memory"] == "512MB"
+    assert len(head) == len(line) <= 100
+
+
+def test_a_bar_with_the_time_left_is_on_a_terminal_alone(tmp_path, monkeypatch):
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", 0) as shown:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        recorded(Config(run=Run(dir=str(tmp_path))))
+        terminal.flush()
+        told = shown.read(1 << 16).decode()
+    assert "4/4" in told and "0:00:00" in told
+
+
+def recorded(job, done=0, tested=(2, 4), steps=4):
+    """A run of some steps with tests; ``done``: those of the run before."""
+    with recorder(job, steps=steps, done=done) as write:
+        for step in range(done + 1, steps + 1):
+            write(replace(STEP, step=step, loss=1 / step))
+            if step in tested:
+                write(Epoch(step // 2 - 1, 0.5, {"accuracy": step / 8}))
+
+
+def test_a_csv_has_a_row_for_each_step_and_test(tmp_path):
+    """A run that goes on keeps those before, and new names are new columns."""
+    job = Config(run=Run(dir=str(tmp_path), records=("csv",)))
+    recorded(job)
+    recorded(job, done=3)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
+    assert [float(row["loss"]) for row in rows if row["loss"]] == [1, 1 / 2, 1 / 3, 1 / 4]
+    tests = [(row["test_loss"], row["test_accuracy"]) for row in rows if not row["loss"]]
+    assert tests == [("0.5", "0.25"), ("0.5", "0.5")]
+    recorded(replace(job, run=replace(job.run, records=())), steps=1)
+    recorded(job, done=1, steps=2)
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
+
+
 def test_curves_for_tensorboard(tmp_path):
-    job = Config(run=Run(dir=str(tmp_path), tensorboard=True))
-    for done in (0, 1):
-        with recorder(job, steps=3, done=done) as write:
-            for step in (done + 1, done + 2):
-                write(Step(step, 0, 8, 1.0 / step, 0.5, 0.1, 0.25, 32.0, 0.2))
-            write(Epoch(0, 0.5, {"accuracy": 0.75}))
+    job = Config(run=Run(dir=str(tmp_path), records=("tensorboard",)))
+    recorded(job, steps=2)
+    recorded(job, done=1, steps=3)
     files = list((tmp_path / "tensorboard").glob("events.*"))
     content = b"".join(file.read_bytes() for file in files)
     for name in (b"loss", b"grad_norm", b"test_accuracy"):
         assert name in content
+
+
+class Tracked:
+    """A run of W&B or of MLflow, which writes down what it is given."""
+
+    def __init__(self, calls, own):
+        self.calls, self.id = calls, own
+        self.info = SimpleNamespace(run_id=own)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.calls.append("ended")
+
+    def define_metric(self, name, step_metric):
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, numbers):
+        self.calls.append(numbers)
+
+
+def tracker(name, monkeypatch):
+    """A module that stands for a tracker's; its calls."""
+    calls, module = [], ModuleType(name)
+    if name == "wandb":
+
+        def init(*, dir, config, name, mode, id, resume):
+            assert resume == ("allow" if id else None)
+            calls.append((dir, config, name, mode, id))
+            return Tracked(calls, id or "new")
+
+        module.init = init
+    else:
+        module.is_tracking_uri_set = lambda: False
+        module.set_tracking_uri = calls.append
+        module.log_params = calls.append
+
+        def start_run(run_id, run_name):
+            calls.append((run_id, run_name))
+            return Tracked(calls, run_id or "new")
+
+        def log_metrics(numbers, step, synchronous):
+            assert not synchronous
+            calls.append({"step": step, **numbers})
+
+        module.start_run, module.log_metrics = start_run, log_metrics
+    monkeypatch.setitem(sys.modules, name, module)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_trackers_get_the_job_and_the_numbers_and_a_run_that_goes_on_is_the_same(
+    name, tmp_path, monkeypatch
+):
+    calls = tracker(name, monkeypatch)
+    job = Config(run=Run(dir=str(tmp_path), records=(name,)), optim=Optim(lr=0.5))
+    keys = {"run.dir": str(tmp_path), "run.records": (name,), "optim.lr": 0.5}
+    folder = tmp_path.name
+    recorded(job, steps=2)
+    if name == "wandb":
+        assert calls.pop(0) == (str(tmp_path), keys, folder, "offline", None)
+    else:
+        assert calls[:3] == [f"sqlite:///{tmp_path}/mlflow.db", (None, folder), keys]
+        del calls[:3]
+    first, second, test, end = calls
+    assert (first["step"], first["loss"], second["step"]) == (1, 1.0, 2) and end == "ended"
+    assert test == {"step": 2, "epoch": 0, "test_loss": 0.5, "test_accuracy": 0.25}
+    calls.clear()
+    recorded(job, done=2, steps=3)
+    again = calls[0][-1] if name == "wandb" else calls[1][0]
+    assert again == "new" and calls[-2]["step"] == 3
+
+
+def test_a_sink_that_fails_is_named(tmp_path, monkeypatch):
+    tracker("wandb", monkeypatch)
+    monkeypatch.setattr(Tracked, "log", lambda *_: {}["key"])
+    job = Config(run=Run(dir=str(tmp_path), records=("wandb",)))
+    with pytest.raises(ReportError, match=r"run\.records: wandb fails: KeyError: 'key'; put that"):
+        recorded(job)
+
+
+def test_a_package_that_is_missing_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"= \['mlflow'\] needs mlflow .* \(the extra 'mlflow'\)"):
+        expect(["csv", "mlflow"])
+
+
+def test_each_name_of_a_sink_has_one():
+    (kind,) = [f.type for f in msgspec.structs.fields(Run) if f.name == "records"]
+    assert get_args(get_args(kind)[0]) == tuple(SINKS) and PACKAGES.keys() < SINKS.keys()
 
 
 @contextmanager

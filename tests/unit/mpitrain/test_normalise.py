@@ -21,7 +21,7 @@ SAMPLES = [(np.ones(3, "f4"), np.ones(1, "f4"))] * 4
         (Given(model={"kind": "mlp"}), {"model": {"kind": "mlp"}}),
         (Given(metrics=["accuracy"]), {"evaluate": {"metrics": ["accuracy"]}}),
         (Given(optimizer="adam"), {"optim": {"name": "adam"}}),
-        (Given(schedule="cosine"), {"schedule": "cosine"}),
+        (Given(schedule="cosine"), {"optim": {"schedule": "cosine"}}),
     ],
 )
 def test_names_among_the_objects_become_settings(given, settings):

@@ -449,3 +449,40 @@ def test_a_job_of_pbs_comes_back(tmp_path, end, status, comes_back):
     assert started.startswith("mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m mpitrain")
     assert " train job.toml --set a=1 --resume " in started
     assert [line[:36] for line in again] == ["qsub -W depend=afterany:7.x -v COLLE"] * comes_back
+
+
+@pytest.mark.parametrize("status", [75, 139])
+@pytest.mark.parametrize("limit", ["", "1"])
+def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, status, limit):
+    given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
+    returned, calls = contained(tmp_path, status, False, job="train.py", **given)
+    assert returned == status
+    assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "runs"),
+    [
+        ("train.py", {}, False),
+        ("train.py", {"MPITRAIN_MAX_RESTARTS": "3"}, True),
+        ("a job.toml", {}, True),
+        ("a job.toml", {"SLURM_RESTART_COUNT": "21"}, False),
+    ],
+)
+def test_what_the_scheduler_starts_again_runs_only_if_it_resumes(tmp_path, job, given, runs):
+    """A preemption may queue a job again without asking its script."""
+    (tmp_path / "calls").touch()
+    given = {"MPITRAIN_LAUNCHER": "mpirun", "SLURM_RESTART_COUNT": "1"} | given
+    status, calls = contained(tmp_path, 0, ends=True, job=job, **given)
+    assert (status, bool(calls)) == ((0, True) if runs else (1, False))
+
+
+def test_what_pbs_itself_starts_again_counts_too(tmp_path):
+    (commands(tmp_path) / "qstat").write_text("#!/bin/sh\necho '    run_count = 2'\n")
+    (tmp_path / "nodes").write_text(NODES)
+    env = {"PBS_JOBID": "7.x", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    env["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back train.py"
+    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    assert told.returncode == 1 and "has started this again" in told.stderr
+    assert "restart 1" in told.stdout
