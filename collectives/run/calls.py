@@ -1,10 +1,11 @@
 """The methods of communicators and requests whose calls are recorded."""
 
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
-from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -29,8 +30,8 @@ _PLACES = {
 _PEERS = ("dest", "source")
 _MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
 _FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
-_NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
-_TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
+NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
+TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
 _WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome"
 _TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
 
@@ -41,14 +42,19 @@ class Numbers:
     A message's is below 0; it is the first, second, ... of two ranks, whatever its tag.
     """
 
-    def __init__(self, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> None:
+    def __init__(self, name: int, own: int) -> None:
+        self.name, self.own = name, own
+        self.turns: dict[tuple[int, ...], int] = {}
+
+    @classmethod
+    def among(cls, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> Self:
+        """Those on a new communicator; ``made``: how many these ranks have made."""
         group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         members = tuple(group.Translate_ranks(None, world))
         group.Free()
         world.Free()
         made[members] = made.get(members, 0) + 1
-        self.name, self.own = hash((made[members], *members)), comm.rank
-        self.turns: dict[tuple[int, ...], int] = {}
+        return cls(hash((made[members], *members)), comm.rank)
 
     def next(self, *pair: int) -> int:
         """Number of the next call of all ranks, or of the next message of two."""
@@ -77,13 +83,20 @@ def _peer(given: tuple[Any, ...], named: dict[str, Any], place: int, name: str) 
     return peer
 
 
+class _Thread(threading.local):
+    """A thread, and whether it is within a call that is recorded."""
+
+    within = False
+
+
 class Watch:
-    """Makes classes of communicators and requests whose calls are recorded."""
+    """Records calls of communicators and requests, but not those that they make themselves."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+        self.recorder, self.thread = recorder, _Thread()
         self.made: dict[tuple[int, ...], int] = {}
-        self.kinds = {kind: self._request(kind) for kind in (MPI.Request, MPI.Prequest)}
+        #: By class of requests: how one of the class that is recorded is made of it.
+        self.kinds: dict[type[Any], Callable[[Any], Any]] = {}
 
     def communicator(self, base: type[Any]) -> type[Any]:
         """A subclass of a communicator's class, also for what is made of it."""
@@ -95,67 +108,90 @@ class Watch:
             def __new__(cls, comm: Any = None, *given: Any, **named: Any) -> Any:
                 own: Any = base.__new__(cls, comm, *given, **named)
                 if comm is not None and comm != MPI.COMM_NULL:
-                    own.numbers = Numbers(own, watch.made)
+                    own.numbers = Numbers.among(own, watch.made)
                 return own
 
             def __init_subclass__(cls) -> None:
-                watch._record(cls, _TOPOLOGY)  # of our own class for a grid or a graph
+                watch.record(cls, TOPOLOGY)  # of our own class for a grid or a graph
 
         for name in ("__module__", "__qualname__", "__name__"):
             setattr(Watched, name, getattr(base, name))
-        self._record(Watched, _NAMES)
+        self.record(Watched, NAMES)
         return Watched
 
-    def _record(self, cls: type[Any], names: list[str]) -> None:
+    def requests(self) -> list[Any]:
+        """Subclasses of mpi4py's requests."""
+        for kind in (MPI.Request, MPI.Prequest):
+            members = {"__module__": kind.__module__}
+            self.kinds[kind] = made = _Kind(kind.__name__, (kind,), members)
+            self.record_ends(made)
+        return list(self.kinds.values())
+
+    def record(self, cls: type[Any], names: Iterable[str]) -> None:
+        """Records these methods of a class of communicators."""
         for name in names:
             if (method := getattr(cls, name, None)) is not None:
                 setattr(cls, name, self._method(method, name))
 
+    def record_ends(self, kind: Any) -> None:
+        """Records how requests of a class are started and ended."""
+        kind.numbers, kind.again = [], list
+        for name in f"{_WAITS} {_TESTS} Start Startall".split():
+            if method := getattr(kind, name, None):
+                many = name.endswith(("all", "any", "some"))
+                call = self._completion(method, name, many)
+                setattr(kind, name, staticmethod(call) if many else call)
+
+    def _recorded(
+        self, method: Callable[..., Any], then: Callable[..., Any], source: int = 0
+    ) -> Callable[..., Any]:
+        """The method, and ``then`` what is noted of a call; a receive, whose argument ``source``
+        says from whom, has a status, which says who has sent."""
+        thread = self.thread
+
+        @wraps(method)
+        def call(*given: Any, **named: Any) -> Any:
+            if thread.within:
+                return method(*given, **named)
+            if source and len(given) <= source + 3 and named.get("status") is None:
+                named["status"] = MPI.Status()
+            begun, thread.within = time.perf_counter(), True
+            try:
+                found = method(*given, **named)
+            finally:
+                thread.within = False
+            return then(sys._getframe(1), begun, found, given, named)
+
+        return call
+
     def _method(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A method of a communicator; a receive has a status, which says who has sent."""
+        """A method of a communicator."""
         add, kinds, later = self.recorder.add, self.kinds, name.endswith("_init")
         source = 0 if later or name[0] in "Ii" else _PLACES.get(name, (0, 0))[1]
         ours = name in vars(Blocking)
 
-        @wraps(method)
-        def call(comm: Any, *given: Any, **named: Any) -> Any:
-            if source and len(given) <= source + 2 and named.get("status") is None:
-                named["status"] = MPI.Status()
-            begun = perf_counter()
-            found = method(comm, *given, **named)
+        def then(frame: Any, begun: float, found: Any, given: Any, named: Any) -> Any:
+            comm, *given = given
             of = partial(comm.numbers.of, name, given, named) if comm.numbers else list
             role, kind = CAME | WAITED, kinds.get(type(found))
             if kind is not None:
                 role, found = CAME, kind(found)
                 found.again, found.numbers = (of, []) if later else (list, of())
             numbers = of() if kind is None else found.numbers
-            site = add(sys._getframe(1), name, begun, numbers, role)
+            site = add(frame, name, begun, numbers, role)
             site.nbytes += next(filter(None, map(nbytes_of, (*given[:2], *named.values()))), 0)
-            if ours and (plan := comm.last_plan) is not None:
+            if ours and (plan := getattr(comm, "last_plan", None)) is not None:
                 site.took[plan.algorithm, plan.reason] += 1
             return found
 
-        return call
-
-    def _request(self, kind: Any) -> Any:
-        """A subclass of mpi4py's requests."""
-        members: dict[str, Any] = {"__module__": kind.__module__, "numbers": [], "again": list}
-        for name in f"{_WAITS} {_TESTS} Start Startall".split():
-            if method := getattr(kind, name, None):
-                many = name.endswith(("all", "any", "some"))
-                call = self._completion(method, name, many)
-                members[name] = staticmethod(call) if many else call
-        return _Kind(kind.__name__, (kind,), members)
+        return self._recorded(method, then, source)
 
     def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
         """Start, Wait, Test or another, of one request or of many."""
         add, starts, ends = self.recorder.add, "Start" in name, name.lower() in ("wait", "waitall")
         role = CAME if starts else WAITED if name in _WAITS else 0
 
-        @wraps(method)
-        def call(*given: Any, **named: Any) -> Any:
-            begun = perf_counter()
-            found = method(*given, **named)
+        def then(frame: Any, begun: float, found: Any, given: Any, named: Any) -> Any:
             numbers: list[int] = []
             requests = given[0] if given else named["requests"]
             for request in requests if many else (requests,):
@@ -165,10 +201,10 @@ class Watch:
                 if own and (starts or ends or not request):
                     numbers += own
                     request.numbers = own if starts else []
-            add(sys._getframe(1), name, begun, numbers, role)
+            add(frame, name, begun, numbers, role)
             return found
 
-        return call
+        return self._recorded(method, then)
 
 
 class _Kind(type):

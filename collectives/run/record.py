@@ -6,10 +6,10 @@ take as much memory as minutes.
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
 from types import FrameType
 from typing import NamedTuple
 
@@ -50,16 +50,16 @@ class Site:
 class Recorder:
     """Calls of a rank, in all its threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: float | None = None) -> None:
         self.sites: dict[tuple[str, int, int, str], Site] = {}
         self.kept: list[Kept] = []
-        self.mask, self.last = 0, perf_counter()
+        self.mask, self.last = 0, time.perf_counter() if last is None else last
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
     ) -> Site:
         """A call has ended."""
-        ended = perf_counter()
+        ended = time.perf_counter()
         code = frame.f_code
         key = code.co_filename, code.co_firstlineno, frame.f_lasti, name
         site = self.sites.get(key)

@@ -4,13 +4,23 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from math import sqrt
+from statistics import median, stdev
 from typing import NamedTuple
 
 from collectives.run.record import CAME, WAITED, Kept, Site
 
-#: A call: when it began and ended, its site's number, how long it waited, and for which rank.
-Wait = tuple[float, float, int, float, int]
+
+class Wait(NamedTuple):
+    """A call: when it began and ended, its site's number, seconds that it waited, for which rank,
+    in which call of all."""
+
+    begun: float
+    ended: float
+    site: int
+    waited: float
+    late: int
+    number: int
 
 
 class Ran(NamedTuple):
@@ -59,8 +69,8 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
             if one.role & WAITED and place >= 0 and arrivals[place][0] > one.begun:
                 waited, late = arrivals[place][0] - one.begun, arrivals[place][1]
             key = one.begun, one.site
-            if key not in calls or waited > calls[key][3]:  # a Waitall has many numbers
-                calls[key] = one.begun, one.ended, one.site, waited, late
+            if key not in calls or waited > calls[key].waited:  # a Waitall has many numbers
+                calls[key] = Wait(one.begun, one.ended, one.site, waited, late, one.number)
         found.append(list(calls.values()))
     return found
 
@@ -76,34 +86,41 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
             for name in ("calls", "seconds", "nbytes", "before"):
                 getattr(cost, name)[rank] += getattr(site, name)
         total: dict[int, float] = defaultdict(float)
-        for begun, ended, number, *_ in own:
-            total[number] += ended - begun
-        for _, _, number, seconds, late in own:
-            site = ran.sites[number]
-            waited = seconds * site.seconds / (total[number] or 1.0)
+        for one in own:
+            total[one.site] += one.ended - one.begun
+        for one in own:
+            site = ran.sites[one.site]
+            waited = one.waited * site.seconds / (total[one.site] or 1.0)
             found[site.where].waited[rank] += waited
-            found[site.where].late[late] += waited
-        for one in ran.kept:
-            found[ran.sites[one.site].where].is_message |= one.number < 0
+            found[site.where].late[one.late] += waited
+            found[site.where].is_message |= one.number < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
 
 
-def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
+def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequence[Cost]) -> str:
     """The first thing to know, in a sentence."""
     total = sum(ran.seconds for ran in ranks) or 1.0
     waited = sum(sum(cost.waited) for cost in costs)
     if waited < 0.05 * total:
         return f"No rank is waited for long: {waited / total:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
-    late = max(worst.late, key=lambda rank: worst.late[rank])
-    if worst.is_message:
-        most = max(range(len(ranks)), key=lambda rank: worst.waited[rank])
-        part = worst.waited[most] / ranks[most].seconds
-        return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
+    numbers = range(len(ranks))
+    late = max(numbers, key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
+    there = [
+        (rank, one)
+        for rank, (ran, own) in enumerate(zip(ranks, waits))
+        for one in own
+        if one.waited and ran.sites[one.site].where == worst.where
+    ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
-    if lost < 0.5 * waited:
+    if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         part = waited / total
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
+    if worst.is_message:
+        suffers = [sum(one.waited for r, one in there if (r, one.late) == (n, late)) for n in numbers]
+        most = max(numbers, key=lambda rank: suffers[rank])
+        part = worst.waited[most] / ranks[most].seconds
+        return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
     own, usual = _beside(worst, worst.before, late)
@@ -117,6 +134,25 @@ def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
     if own > 1.1 * usual:
         return f"Rank {late} is slow, it computes {own / usual:.1f} times as long: {loss}"
     return f"Rank {late} comes last: {loss}"
+
+
+def _is_chance(waits: Sequence[tuple[int, Wait]], late: int) -> bool:
+    """Whether a rank lets others wait by chance, as a machine's noise does.
+
+    By chance it waits as much itself.  So the others' waits for it less its own, call by call, have
+    a mean that is small beside their absolute values, or beside three of its standard errors: that
+    is so after a single long pause, too.
+
+    Args:
+        waits: those of a site, each with its rank.
+    """
+    found: dict[int, float] = defaultdict(float)
+    for rank, one in waits:
+        found[one.number] += one.waited * ((one.late == late) - (rank == late))
+    swings = list(found.values())
+    whole, calls = sum(swings), len(swings)
+    small = whole < 0.5 * sum(map(abs, swings))
+    return small or (calls > 1 and whole < 3 * stdev(swings) * sqrt(calls))
 
 
 def _beside(cost: Cost, values: Sequence[float], late: int) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from collectives.commands.arguments import add_virtual, network, rank_count
+from collectives.run.program import add_profile, add_program, parsed
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
 from collectives.virtual.generators import script
 
@@ -14,21 +15,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
     parser.add_argument("-n", "--ranks", type=rank_count, default=4, help="number of ranks (4)")
     add_virtual(parser)
-    parser.add_argument("program", type=Path, help="file of the program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    options = parser.parse_args()
+    add_profile(parser)
+    add_program(parser)
+    options = parsed(parser, sys.argv[1:])
     install()
-    program = script(options.program, *options.arguments)
+    file = options.profile and Path(options.profile).absolute()
+    program = script(options.script, *options.arguments, is_module=options.module)
     modelled = network(options, options.ranks)
     cluster = VirtualCluster(
         options.ranks, modelled, slower=options.slower, async_progress=options.async_progress
     )
+    if file:
+        from collectives.virtual import profile  # of the MPI that is installed now
+
+        profile.record(cluster)
     try:
         cluster.run(program)
     except Deadlock as error:
         print(error, file=sys.stderr)
         end_process(1)
-    print(cluster.table(), file=sys.stderr)
+    print(profile.write(cluster, file) if file else cluster.table(), file=sys.stderr)
     return 0
 
 

@@ -22,6 +22,7 @@ class Context:
             all of them whose messages are apart.
         topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
+        called: by rank, the numbers of its recorded calls.
     """
 
     def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
@@ -32,6 +33,7 @@ class Context:
         self.groups: dict[Any, Context] = {}
         self.topology: dict[int, Any] = dict(topology or {})
         self.ours: dict[int, Any] = {}
+        self.called: dict[int, Any] = {}
         self._met = [0] * len(self.members)
         #: By turn: the name, and by member the part and the operation.
         self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}

@@ -69,6 +69,7 @@ class Rank:
         state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
         alone: messages and collectives of this rank alone, as ``world`` of the cluster for all.
+        recorder: of its calls, where they are profiled.
     """
 
     cluster: "VirtualCluster"
@@ -87,6 +88,7 @@ class Rank:
     error: BaseException | None = None
     result: Any = None
     alone: Any = None
+    recorder: Any = None
 
     def __post_init__(self) -> None:
         self.called = threading.Lock()
