@@ -73,7 +73,9 @@ def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, s
     """How many tests ran on each of ``size`` ranks, and what failed, with its traceback."""
     launcher = os.environ.get("MPIEXEC", "mpiexec")
     command = [launcher, "-n", str(size), sys.executable, "-m"]
-    if how != "ours" and how != "plain":
+    if how == "virtual":
+        command = [sys.executable, "-m", "collectives.virtual", "-n", str(size), "-m"]
+    elif how != "ours" and how != "plain":
         command += ["collectives", *how.split(), "-m"]
     command += ["tests.conformance", "--tests", str(tests), "--module", module, "--how", how]
     try:
@@ -97,7 +99,7 @@ def main() -> int:
         "--how",
         default="ours",
         help="ours in the place of the constants; or 'run', 'run --profile=/tmp/conformance/run': "
-        "as unchanged programs; or plain",
+        "as unchanged programs; virtual: on virtual ranks; or plain",
     )
     options = parser.parse_args()
     if options.module:

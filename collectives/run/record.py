@@ -17,6 +17,8 @@ from typing import NamedTuple
 CAME, WAITED = 1, 2
 #: Single calls that a rank keeps: some 3 MB.
 MOST = 20_000
+#: Call sites; those behind them, of code that a program makes again and again, are one a method.
+MOST_SITES = 10_000
 
 
 class Kept(NamedTuple):
@@ -66,7 +68,9 @@ class Recorder:
         if site is None:
             file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             where = f"{name} at {file}:{frame.f_lineno}"
-            site = self.sites[key] = Site(len(self.sites), where)
+            if len(self.sites) >= MOST_SITES:
+                key, where = ("", 0, 0, name), f"{name} elsewhere"
+            site = self.sites.setdefault(key, Site(len(self.sites), where))
         site.calls += 1
         site.seconds += ended - begun
         site.before += max(0.0, begun - self.last)

@@ -82,6 +82,9 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
                 events.append({**row, "ph": "X", **span})
     data = {"traceEvents": events, "text": text}
     page = fill("collectives.run", "profile.html", said, data)
-    replace(file.with_name(f"{file.name}.html"), page)
-    replace(file.with_name(f"{file.name}.json"), json.dumps(data))
+    try:
+        replace(file.with_name(f"{file.name}.html"), page)
+        replace(file.with_name(f"{file.name}.json"), json.dumps(data))
+    except OSError as error:
+        return f"{text}\n\n{file}.html: {error.strerror}; name another file by --profile=FILE"
     return f"{text}\n\n{file}.html has the timeline; https://ui.perfetto.dev opens {file}.json"

@@ -117,7 +117,9 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
         part = waited / total
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
-        suffers = [sum(one.waited for r, one in there if (r, one.late) == (n, late)) for n in numbers]
+        suffers: dict[int, float] = defaultdict(float)
+        for rank, one in there:
+            suffers[rank] += one.waited * (one.late == late)
         most = max(numbers, key=lambda rank: suffers[rank])
         part = worst.waited[most] / ranks[most].seconds
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."

@@ -56,9 +56,9 @@ class VirtualCluster:
         self.lost: BaseException | None = None
         from collectives.virtual.context import Context  # starts MPI
 
-        self.world: Context = Context(range(size))
+        self.world: Context = Context(range(size), name="MPI_COMM_WORLD")
         for rank in self.ranks:
-            rank.alone = Context([rank.number])
+            rank.alone = Context([rank.number], name="MPI_COMM_SELF")
 
     def run(self, program: Callable[[], Any]) -> list[Any]:
         """Runs ``program`` on each rank; rank 0 is this thread, which hears signals.

@@ -1,24 +1,24 @@
 """Groups and communicators of virtual ranks."""
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
+from mpi4py.MPI import pickle
 
 from collectives.execution.memory import HOST
 from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import Operation, here
-from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
+from collectives.virtual.requests import UNDEFINED, Handled, Null, VirtualRequest, forms
 
 
 class Group(Handled):
     """Ranks; its handle is their numbers in the job."""
 
-    theirs = library.Group
+    theirs, null = library.Group, Null(library.ERR_GROUP)
 
     @property
     def size(self) -> int:
@@ -29,16 +29,51 @@ class Group(Handled):
         number = here().number
         return self.handle.index(number) if number in self.handle else UNDEFINED
 
-    def Translate_ranks(self, ranks: Sequence[int] | None, other: "Group") -> list[int]:
-        places = {number: place for place, number in enumerate(other.handle)}
+    def Translate_ranks(
+        self, ranks: Sequence[int] | None = None, group: "Group | None" = None
+    ) -> list[int]:
+        other = range(len(here().cluster.ranks)) if group is None else group.handle
+        places = {number: place for place, number in enumerate(other)}
         own = range(self.size) if ranks is None else ranks
-        return [places.get(self.handle[rank], UNDEFINED) for rank in own]
+        nobody = library.PROC_NULL
+        self.Incl([rank for rank in own if rank != nobody])  # raises where there is no such rank
+        return [
+            nobody if rank == nobody else places.get(self.handle[rank], UNDEFINED) for rank in own
+        ]
 
     def Incl(self, ranks: Sequence[int]) -> "Group":
+        if not all(0 <= rank < self.size for rank in ranks):
+            raise library.Exception(library.ERR_RANK)
         return Group.of(tuple(self.handle[rank] for rank in ranks))
 
     def Excl(self, ranks: Sequence[int]) -> "Group":
-        return self.Incl([rank for rank in range(self.size) if rank not in ranks])
+        return Group.Difference(self, self.Incl(ranks))
+
+    def Range_incl(self, ranks: Iterable[Any]) -> "Group":
+        return self.Incl(_spread(ranks))
+
+    def Range_excl(self, ranks: Iterable[Any]) -> "Group":
+        return self.Excl(_spread(ranks))
+
+    @staticmethod
+    def Union(group1: "Group", group2: "Group") -> "Group":
+        return Group.of(tuple(dict.fromkeys((*group1.handle, *group2.handle))))
+
+    @staticmethod
+    def Intersection(group1: "Group", group2: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in group1.handle if rank in group2.handle))
+
+    @staticmethod
+    def Difference(group1: "Group", group2: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in group1.handle if rank not in group2.handle))
+
+    def Compare(self, group: "Group") -> int:
+        return _compared(self.handle, group.handle, library.IDENT)
+
+    def Dup(self) -> "Group":
+        return Group.of(self.handle)
+
+    Intersect = Intersection
 
     def Get_rank(self) -> int:
         return self.rank
@@ -51,6 +86,9 @@ class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
     is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
+    Create_keyval, Free_keyval = library.Comm.Create_keyval, library.Comm.Free_keyval
+    Create_errhandler = library.Comm.Create_errhandler
+    local = property(lambda self: self.handle.local(self.rank))
 
     @property
     def size(self) -> int:
@@ -72,11 +110,25 @@ class Comm(VirtualMessages):
     def Get_topology(self) -> int:
         return self.topology
 
-    def Get_attr(self, key: int) -> Any:
-        return 1 << 30 if key == library.TAG_UB else None
+    def Is_inter(self) -> bool:
+        return False
 
-    def Set_errhandler(self, errhandler: Any) -> None:
-        """Does nothing: an error is an exception, and one that nobody catches ends all ranks."""
+    def Is_intra(self) -> bool:
+        return True
+
+    def Compare(self, comm: "Comm") -> int:
+        if self == comm:
+            return library.IDENT
+        return _compared(self.handle.members, comm.handle.members, library.CONGRUENT)
+
+    def Free(self) -> None:
+        if self.handle.name:
+            raise library.Exception(library.ERR_COMM)
+        if local := self.handle.locals.pop(self.rank, None):
+            local.Free()
+        super().Free()
+
+    Disconnect = Free
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         raise SystemExit(errorcode)
@@ -98,7 +150,8 @@ class Comm(VirtualMessages):
         return Intracomm.of(None if color == UNDEFINED else found)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
-        return self.Split(self.rank if split_type == library.COMM_TYPE_SHARED else 0, key)
+        color = {library.COMM_TYPE_SHARED: self.rank, UNDEFINED: UNDEFINED}
+        return self.Split(color.get(split_type, 0), key)
 
     def Dup(self, info: Any = None) -> Any:
         made, request = Comm.Idup(self)
@@ -109,9 +162,12 @@ class Comm(VirtualMessages):
 
     def Idup(self, info: Any = None) -> tuple[Any, VirtualRequest]:
         made, own = type(self).of(None), self.handle
+        copied = self.local.Dup(info) if info or self.rank in own.locals else None
 
-        def finish(context: Context, _: int) -> None:
+        def finish(context: Context, number: int) -> None:
             made.handle = context
+            if copied:
+                context.locals[number] = copied
 
         return made, VirtualRequest.of(
             own.meet("idup", b"", finish, lambda _: Context(own.members, own.topology))
@@ -229,9 +285,41 @@ class Comm(VirtualMessages):
         return joined(parts, op) if parts else None
 
 
+def _of_local(name: str) -> Any:
+    """What MPI's own communicator of this rank alone has by this name."""
+    if callable(getattr(library.Comm, name)):
+        return lambda self, *given, **named: getattr(self.local, name)(*given, **named)
+    return property(
+        lambda self: getattr(self.local, name), lambda self, value: setattr(self.local, name, value)
+    )
+
+
+for _name in (
+    *("Get_name", "Set_name", "name", "Get_info", "Set_info", "info"),
+    *("Get_attr", "Set_attr", "Delete_attr"),
+    *("Get_errhandler", "Set_errhandler", "Call_errhandler"),
+):
+    setattr(Comm, _name, _of_local(_name))
+
+
 class Intracomm(Comm):
     """A communicator of one group."""
 
 
 def _in_place(sendbuf: Any) -> bool:
     return sendbuf is library.IN_PLACE or sendbuf is None
+
+
+def _spread(ranges: Iterable[Any]) -> list[int]:
+    """The ranks of MPI's ranges: a rank, or the first, the last and a step."""
+    found: list[int] = []
+    for one in ranges:
+        first, last, step = (*one, 1)[:3] if np.ndim(one) else (one, one, 1)
+        found += range(first, last + (1 if step > 0 else -1), step)
+    return found
+
+
+def _compared(one: Sequence[int], other: Sequence[int], alike: int) -> int:
+    if tuple(one) == tuple(other):
+        return alike
+    return library.SIMILAR if sorted(one) == sorted(other) else library.UNEQUAL

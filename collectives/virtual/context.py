@@ -23,9 +23,14 @@ class Context:
         topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
         called: by rank, the numbers of its recorded calls.
+        locals: by rank, MPI's own communicator of it alone: see :meth:`local`.
+        name: of one of MPI's constants; else empty.
     """
 
-    def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
+    def __init__(
+        self, members: Sequence[int], topology: dict[int, Any] | None = None, name: str = ""
+    ) -> None:
+        self.name, self.locals = name, dict[int, Any]()
         self.members = tuple(members)
         self.numbers = {rank: number for number, rank in enumerate(members)}
         self.sends: list[deque[MessageEnd]] = [deque() for _ in members]
@@ -41,6 +46,13 @@ class Context:
     def apart(self, name: Any, members: Sequence[int] | None = None) -> "Context":
         """The context of this name among ``members``, by default all."""
         return self.groups.setdefault(name, Context(self.members if members is None else members))
+
+    def local(self, number: int) -> Any:
+        """MPI's own communicator of a rank alone, which has its attributes, name and the like."""
+        if number not in self.locals:
+            made = self.locals[number] = library.COMM_SELF.Dup()
+            made.Set_name(self.name)
+        return self.locals[number]
 
     def meet(
         self,

@@ -1,9 +1,12 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
+import ctypes
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import _bootstrap
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -39,6 +42,8 @@ def install() -> None:
     sys.modules["mpi4py.MPI"] = module
     mpi4py.MPI = module
     _replace_clock()
+    _leave_out_shared_work()
+    _pack_for(library)
 
     from collectives.execution import waiting
 
@@ -80,6 +85,46 @@ def _replace_clock() -> None:
     time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())
     time.monotonic_ns = lambda: round(1e9 * time.monotonic())
     time.sleep = sleep
+
+
+def _leave_out_shared_work() -> None:
+    """Imports and the collection of garbage, which the process does for all ranks, are no rank's
+    time."""
+    load = _bootstrap._find_and_load  # type: ignore[attr-defined]
+
+    def mark(phase: str, _: Any = None) -> None:
+        if (rank := getattr(HERE, "rank", None)) is not None:
+            rank.now() if phase == "start" and not HERE.imports else rank.skip()
+
+    def found(*given: Any) -> Any:
+        mark("start")
+        outer, HERE.imports = HERE.imports, True
+        try:
+            return load(*given)
+        finally:
+            HERE.imports = outer
+            mark("stop")
+
+    _bootstrap._find_and_load = found  # type: ignore[attr-defined]
+    gc.callbacks.append(mark)
+
+
+def _pack_for(library: Any) -> None:
+    """MPI's types, whose class takes no other methods, pack for virtual communicators, too."""
+    from collectives.virtual.communicator import Comm
+
+    def own(one: Any) -> Any:
+        return library.COMM_SELF if isinstance(one, Comm) else one
+
+    def taking(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: method(
+            *map(own, given), **{name: own(one) for name, one in named.items()}
+        )
+
+    methods = gc.get_referents(vars(library.Datatype))[0]
+    for name in ("Pack", "Pack_size", "Unpack"):
+        methods[name] = taking(methods[name])
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library.Datatype))
 
 
 def end_process(status: int) -> NoReturn:

@@ -14,8 +14,16 @@ from mpi4py import MPI as library
 
 from collectives.virtual import topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
-from collectives.virtual.rank import here
-from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
+from collectives.virtual.files import File
+from collectives.virtual.rank import HERE, here
+from collectives.virtual.requests import (
+    Begun,
+    Handled,
+    Prequest,
+    ProbedMessage,
+    VirtualRequest,
+    lacks,
+)
 
 
 def _ours(comm: Intracomm) -> Any:
@@ -60,10 +68,12 @@ for _name, _found in vars(topologies).items():
 
 #: Classes of MPI's whose objects a virtual cluster has none of.
 _ABSENT: dict[str, Any] = {
-    name: new_class(name, (Handled,)) for name in ("Win", "File", "Intercomm", "Session")
+    name: new_class(name, (Handled,)) for name in ("Win", "Intercomm", "Session", "Grequest")
 }
 for _name in _ABSENT:
     _ABSENT[_name].theirs = getattr(library, _name)
+_ABSENT["Intercomm"].null = Comm.null
+setattr(Comm, "Get_parent", staticmethod(_ABSENT["Intercomm"]))  # noqa: B010
 
 
 class World(Intracomm):
@@ -80,10 +90,16 @@ class Alone(Intracomm):
     handle = property(lambda self: here().alone, lambda self, _: None)
 
 
+def _theirs(name: str) -> Callable[..., Any]:
+    """A function of MPI's for objects that are its own."""
+    function, refuse = getattr(library, name), lacks("MPI", name)
+    return lambda *given: (refuse if isinstance(given[0], Handled) else function)(*given)
+
+
 COMM_WORLD = World()
 #: By the names of mpi4py, whose place they take.
 NAMES = {
-    **{kind.__name__: kind for kind in (Group, Comm, Prequest)},
+    **{kind.__name__: kind for kind in (Group, Comm, Prequest, File)},
     **{name: kind for name, kind in vars(topologies).items() if name.endswith("comm")},
     **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
@@ -93,4 +109,8 @@ NAMES = {
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",
+    "Is_thread_main": lambda: hasattr(HERE, "rank"),
+    **{name: _theirs(name) for name in ("_addressof", "_handleof")},
+    **{name: lacks("MPI", name) for name in ("Open_port", "Lookup_name", "Publish_name")},
+    "FILE_NULL": File(),
 }

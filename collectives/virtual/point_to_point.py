@@ -1,10 +1,11 @@
 """Messages of virtual ranks, by the names of MPI."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI as library
+from mpi4py.MPI import pickle
 
 from collectives.virtual.buffers import Gapped, memory
 from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
@@ -12,6 +13,7 @@ from collectives.virtual.rank import here
 from collectives.virtual.requests import (
     Begun,
     Handled,
+    Null,
     Prequest,
     ProbedMessage,
     Together,
@@ -22,6 +24,8 @@ from collectives.virtual.requests import (
 
 class VirtualMessages(Handled):
     """The messages of a communicator; its handle is a :class:`Context`."""
+
+    null = Null(library.ERR_COMM)
 
     @property
     def rank(self) -> int:
@@ -82,6 +86,19 @@ class VirtualMessages(Handled):
     ) -> None:
         self._both(self.Isend(memory(buf).copy(), dest, sendtag), self.Irecv, buf, *where, **at)
 
+    def Isendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
+    ) -> VirtualRequest:
+        """``where`` and ``at``: source and recvtag.  A copy is sent, so that the receive is all
+        that there is to wait for."""
+        self.Isend(memory(sendbuf).copy(), dest, sendtag)
+        return self.Irecv(recvbuf, *where, **at)
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, *where: Any, **at: Any
+    ) -> VirtualRequest:
+        return self.Isendrecv(buf, dest, sendtag, buf, *where, **at)
+
     @staticmethod
     def _both(
         sent: VirtualRequest,
@@ -115,6 +132,9 @@ class VirtualMessages(Handled):
     def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
         here().attend()
         wanted = self._receive(None, source, tag)
+        if source == library.PROC_NULL:
+            wanted.post().tell(status)
+            return wanted
         for send in self.handle.sends[self.rank]:
             if wanted.takes(send):
                 send.tell(status)
@@ -130,7 +150,8 @@ class VirtualMessages(Handled):
     ) -> ProbedMessage | None:
         if (send := self._posted(source, tag, status)) is None:
             return None
-        self.handle.sends[self.rank].remove(send)
+        if send.sends:
+            self.handle.sends[self.rank].remove(send)
         return ProbedMessage.of(send)
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:

@@ -110,6 +110,10 @@ class Rank:
             self._cpu = cpu
         return self.clock
 
+    def skip(self) -> None:
+        """Forgets what has been computed since the last look at the clock."""
+        self._cpu = time.thread_time()
+
     def arrive(self) -> float:
         """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
         now = self.now()
@@ -222,7 +226,7 @@ class Rank:
 
     def _resume(self) -> None:
         self.state, self.waits, self.turn = "ready", None, self.turn + 1
-        self._cpu = time.thread_time()
+        self.skip()
         if self.cluster.lost is not None:
             raise self.cluster.lost
 
@@ -262,9 +266,10 @@ def _imported() -> str:
 
 
 class _ThisThread(threading.local):
-    """The rank that a thread is."""
+    """The rank that a thread is, and whether it imports a module."""
 
     rank: Rank
+    imports = False
 
 
 HERE = _ThisThread()
@@ -279,4 +284,7 @@ def here() -> Rank:
     try:
         return HERE.rank
     except AttributeError:
-        raise RuntimeError("this thread is no rank of a virtual cluster") from None
+        raise RuntimeError(
+            "this thread is no rank of a virtual cluster; call MPI in the thread that the program "
+            "began in, or start it with mpiexec"
+        ) from None
