@@ -74,10 +74,11 @@ def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, s
     launcher = os.environ.get("MPIEXEC", "mpiexec")
     command = [launcher, "-n", str(size), sys.executable, "-m"]
     if how == "virtual":
-        command = [sys.executable, "-m", "collectives.virtual", "-n", str(size), "-m"]
+        command = [sys.executable, "-m", "collectives.virtual", "-n", str(size), __file__]
     elif how != "ours" and how != "plain":
         command += ["collectives", *how.split(), "-m"]
-    command += ["tests.conformance", "--tests", str(tests), "--module", module, "--how", how]
+    command += [] if how == "virtual" else ["tests.conformance"]
+    command += ["--tests", str(tests), "--module", module, "--how", how]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         ran, failed = json.loads(done.stdout.splitlines()[-1])

@@ -1,11 +1,10 @@
 """The methods of communicators and requests whose calls are recorded."""
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Self
+from typing import Any
 
 from mpi4py import MPI
 
@@ -42,19 +41,14 @@ class Numbers:
     A message's is below 0; it is the first, second, ... of two ranks, whatever its tag.
     """
 
-    def __init__(self, name: int, own: int) -> None:
-        self.name, self.own = name, own
-        self.turns: dict[tuple[int, ...], int] = {}
-
-    @classmethod
-    def among(cls, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> Self:
-        """Those on a new communicator; ``made``: how many these ranks have made."""
+    def __init__(self, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> None:
         group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         members = tuple(group.Translate_ranks(None, world))
         group.Free()
         world.Free()
         made[members] = made.get(members, 0) + 1
-        return cls(hash((made[members], *members)), comm.rank)
+        self.name, self.own = hash((made[members], *members)), comm.rank
+        self.turns: dict[tuple[int, ...], int] = {}
 
     def next(self, *pair: int) -> int:
         """Number of the next call of all ranks, or of the next message of two."""
@@ -83,20 +77,13 @@ def _peer(given: tuple[Any, ...], named: dict[str, Any], place: int, name: str) 
     return peer
 
 
-class _Thread(threading.local):
-    """A thread, and whether it is within a call that is recorded."""
-
-    within = False
-
-
 class Watch:
-    """Records calls of communicators and requests, but not those that they make themselves."""
+    """Makes classes of communicators and requests whose calls are recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.thread = recorder, _Thread()
+        self.recorder = recorder
         self.made: dict[tuple[int, ...], int] = {}
-        #: By class of requests: how one of the class that is recorded is made of it.
-        self.kinds: dict[type[Any], Callable[[Any], Any]] = {}
+        self.kinds = {kind: self._request(kind) for kind in (MPI.Request, MPI.Prequest)}
 
     def communicator(self, base: type[Any]) -> type[Any]:
         """A subclass of a communicator's class, also for what is made of it."""
@@ -108,7 +95,7 @@ class Watch:
             def __new__(cls, comm: Any = None, *given: Any, **named: Any) -> Any:
                 own: Any = base.__new__(cls, comm, *given, **named)
                 if comm is not None and comm != MPI.COMM_NULL:
-                    own.numbers = Numbers.among(own, watch.made)
+                    own.numbers = Numbers(own, watch.made)
                 return own
 
             def __init_subclass__(cls) -> None:
@@ -119,59 +106,27 @@ class Watch:
         self.record(Watched, NAMES)
         return Watched
 
-    def requests(self) -> list[Any]:
-        """Subclasses of mpi4py's requests."""
-        for kind in (MPI.Request, MPI.Prequest):
-            members = {"__module__": kind.__module__}
-            self.kinds[kind] = made = _Kind(kind.__name__, (kind,), members)
-            self.record_ends(made)
-        return list(self.kinds.values())
-
-    def record(self, cls: type[Any], names: Iterable[str]) -> None:
+    def record(self, cls: type[Any], names: list[str]) -> None:
         """Records these methods of a class of communicators."""
         for name in names:
             if (method := getattr(cls, name, None)) is not None:
                 setattr(cls, name, self._method(method, name))
 
-    def record_ends(self, kind: Any) -> None:
-        """Records how requests of a class are started and ended."""
-        kind.numbers, kind.again = [], list
-        for name in f"{_WAITS} {_TESTS} Start Startall".split():
-            if method := getattr(kind, name, None):
-                many = name.endswith(("all", "any", "some"))
-                call = self._completion(method, name, many)
-                setattr(kind, name, staticmethod(call) if many else call)
-
-    def _recorded(
-        self, method: Callable[..., Any], then: Callable[..., Any], source: int = 0
-    ) -> Callable[..., Any]:
-        """The method, and ``then`` what is noted of a call; a receive, whose argument ``source``
-        says from whom, has a status, which says who has sent."""
-        thread = self.thread
-
-        @wraps(method)
-        def call(*given: Any, **named: Any) -> Any:
-            if thread.within:
-                return method(*given, **named)
-            if source and len(given) <= source + 3 and named.get("status") is None:
-                named["status"] = MPI.Status()
-            begun, thread.within = time.perf_counter(), True
-            try:
-                found = method(*given, **named)
-            finally:
-                thread.within = False
-            return then(sys._getframe(1), begun, found, given, named)
-
-        return call
-
     def _method(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A method of a communicator."""
+        """A method of a communicator; a receive has a status, which says who has sent."""
         add, kinds, later = self.recorder.add, self.kinds, name.endswith("_init")
         source = 0 if later or name[0] in "Ii" else _PLACES.get(name, (0, 0))[1]
         ours = name in vars(Blocking)
 
-        def then(frame: Any, begun: float, found: Any, given: Any, named: Any) -> Any:
-            comm, *given = given
+        @wraps(method)
+        def call(comm: Any, *given: Any, **named: Any) -> Any:
+            frame = sys._getframe(1)
+            if frame.f_globals.get("__name__", "").startswith("collectives."):
+                return method(comm, *given, **named)  # within another call
+            if source and len(given) <= source + 2 and named.get("status") is None:
+                named["status"] = MPI.Status()
+            begun = time.perf_counter()
+            found = method(comm, *given, **named)
             of = partial(comm.numbers.of, name, given, named) if comm.numbers else list
             role, kind = CAME | WAITED, kinds.get(type(found))
             if kind is not None:
@@ -184,14 +139,28 @@ class Watch:
                 site.took[plan.algorithm, plan.reason] += 1
             return found
 
-        return self._recorded(method, then, source)
+        return call
+
+    def _request(self, kind: Any) -> Any:
+        """A subclass of mpi4py's requests."""
+        members: dict[str, Any] = {"__module__": kind.__module__, "numbers": [], "again": list}
+        for name in f"{_WAITS} {_TESTS} Start Startall".split():
+            if method := getattr(kind, name, None):
+                many = name.endswith(("all", "any", "some"))
+                call = self._completion(method, name, many)
+                members[name] = staticmethod(call) if many else call
+        made = _Kind if type(kind) is type else type(kind)
+        return made(kind.__name__, (kind,), members)
 
     def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
         """Start, Wait, Test or another, of one request or of many."""
         add, starts, ends = self.recorder.add, "Start" in name, name.lower() in ("wait", "waitall")
         role = CAME if starts else WAITED if name in _WAITS else 0
 
-        def then(frame: Any, begun: float, found: Any, given: Any, named: Any) -> Any:
+        @wraps(method)
+        def call(*given: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            found = method(*given, **named)
             numbers: list[int] = []
             requests = given[0] if given else named["requests"]
             for request in requests if many else (requests,):
@@ -201,10 +170,10 @@ class Watch:
                 if own and (starts or ends or not request):
                     numbers += own
                     request.numbers = own if starts else []
-            add(frame, name, begun, numbers, role)
+            add(sys._getframe(1), name, begun, numbers, role)
             return found
 
-        return self._recorded(method, then)
+        return call
 
 
 class _Kind(type):

@@ -22,24 +22,6 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--profile`` and ``--profile=FILE``."""
-    text = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
-    parser.add_argument("--profile", metavar="FILE", help=text)
-
-
-def parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """The options, where ``--profile`` without ``=`` takes no word; exits if there is no script."""
-    words = [f"{word}=\0" if word == "--profile" else word for word in given]
-    options = parser.parse_args(words)
-    options.arguments = [word.removesuffix("=\0") for word in options.arguments]
-    if options.profile == "\0":
-        options.profile = "profile"
-    if not options.module and not os.path.exists(options.script):
-        parser.error(f"there is no file {options.script}")
-    return options
-
-
 def run_program(options: argparse.Namespace) -> None:
     """Runs the program as Python does, as ``__main__``."""
     sys.argv = [options.script, *options.arguments]
@@ -62,9 +44,15 @@ def main(given: Sequence[str]) -> int:
     )
     gains = "at the end, print which algorithm each call site of rank 0 took, and why"
     parser.add_argument("--gains", action="store_true", help=gains)
-    add_profile(parser)
+    profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
+    parser.add_argument("--profile", metavar="FILE", help=profile)
     add_program(parser)
-    options = parsed(parser, given)
+    # Without "=", the next word is the script.
+    own = next((n for n, word in enumerate(given) if not word.startswith("-")), len(given))
+    words = [f"{word}=profile" if word == "--profile" else word for word in given[:own]]
+    options = parser.parse_args([*words, *given[own:]])
+    if not options.module and not os.path.exists(options.script):
+        parser.error(f"there is no file {options.script}")
     # An exception in a thread ends no job of plain mpi4py either.
     os.environ.setdefault("COLLECTIVES_ABORT", "0")
     with ExitStack() as ends:

@@ -52,10 +52,10 @@ class Site:
 class Recorder:
     """Calls of a rank, in all its threads."""
 
-    def __init__(self, last: float | None = None) -> None:
+    def __init__(self) -> None:
         self.sites: dict[tuple[str, int, int, str], Site] = {}
         self.kept: list[Kept] = []
-        self.mask, self.last = 0, time.perf_counter() if last is None else last
+        self.mask, self.last = 0, time.perf_counter()
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int

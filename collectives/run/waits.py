@@ -10,17 +10,8 @@ from typing import NamedTuple
 
 from collectives.run.record import CAME, WAITED, Kept, Site
 
-
-class Wait(NamedTuple):
-    """A call: when it began and ended, its site's number, seconds that it waited, for which rank,
-    in which call of all."""
-
-    begun: float
-    ended: float
-    site: int
-    waited: float
-    late: int
-    number: int
+#: A call: its begin and end, its site's number, how long it waited, for which rank, its number.
+Wait = tuple[float, float, int, float, int, int]
 
 
 class Ran(NamedTuple):
@@ -69,8 +60,8 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
             if one.role & WAITED and place >= 0 and arrivals[place][0] > one.begun:
                 waited, late = arrivals[place][0] - one.begun, arrivals[place][1]
             key = one.begun, one.site
-            if key not in calls or waited > calls[key].waited:  # a Waitall has many numbers
-                calls[key] = Wait(one.begun, one.ended, one.site, waited, late, one.number)
+            if key not in calls or waited > calls[key][3]:  # a Waitall has many numbers
+                calls[key] = one.begun, one.ended, one.site, waited, late, one.number
         found.append(list(calls.values()))
     return found
 
@@ -86,14 +77,14 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
             for name in ("calls", "seconds", "nbytes", "before"):
                 getattr(cost, name)[rank] += getattr(site, name)
         total: dict[int, float] = defaultdict(float)
-        for one in own:
-            total[one.site] += one.ended - one.begun
-        for one in own:
-            site = ran.sites[one.site]
-            waited = one.waited * site.seconds / (total[one.site] or 1.0)
+        for begun, ended, number, *_ in own:
+            total[number] += ended - begun
+        for _, _, number, seconds, late, call in own:
+            site = ran.sites[number]
+            waited = seconds * site.seconds / (total[number] or 1.0)
             found[site.where].waited[rank] += waited
-            found[site.where].late[one.late] += waited
-            found[site.where].is_message |= one.number < 0
+            found[site.where].late[late] += waited
+            found[site.where].is_message |= call < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
 
 
@@ -104,23 +95,19 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     if waited < 0.05 * total:
         return f"No rank is waited for long: {waited / total:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
-    numbers = range(len(ranks))
-    late = max(numbers, key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
+    late = max(range(len(ranks)), key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
     there = [
-        (rank, one)
+        (rank, one[4], one[3], one[5])
         for rank, (ran, own) in enumerate(zip(ranks, waits))
         for one in own
-        if one.waited and ran.sites[one.site].where == worst.where
+        if one[3] and ran.sites[one[2]].where == worst.where
     ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         part = waited / total
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
-        suffers: dict[int, float] = defaultdict(float)
-        for rank, one in there:
-            suffers[rank] += one.waited * (one.late == late)
-        most = max(numbers, key=lambda rank: suffers[rank])
+        most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
         part = worst.waited[most] / ranks[most].seconds
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
@@ -138,23 +125,18 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     return f"Rank {late} comes last: {loss}"
 
 
-def _is_chance(waits: Sequence[tuple[int, Wait]], late: int) -> bool:
-    """Whether a rank lets others wait by chance, as a machine's noise does.
+def _is_chance(waits: Sequence[tuple[int, int, float, int]], late: int) -> bool:
+    """Whether waits, as (rank, for which, seconds, call), are for rank ``late`` by chance.
 
-    By chance it waits as much itself.  So the others' waits for it less its own, call by call, have
-    a mean that is small beside their absolute values, or beside three of its standard errors: that
-    is so after a single long pause, too.
-
-    Args:
-        waits: those of a site, each with its rank.
+    By chance, as of noise, it waits as much itself: by call, the others' waits for it less its own
+    have a small sum beside their absolute values, or beside three standard errors.
     """
     found: dict[int, float] = defaultdict(float)
-    for rank, one in waits:
-        found[one.number] += one.waited * ((one.late == late) - (rank == late))
+    for rank, whom, seconds, call in waits:
+        found[call] += seconds * ((whom == late) - (rank == late))
     swings = list(found.values())
-    whole, calls = sum(swings), len(swings)
-    small = whole < 0.5 * sum(map(abs, swings))
-    return small or (calls > 1 and whole < 3 * stdev(swings) * sqrt(calls))
+    few = len(swings) > 1 and sum(swings) < 3 * stdev(swings) * sqrt(len(swings))
+    return few or sum(swings) < 0.5 * sum(map(abs, swings))
 
 
 def _beside(cost: Cost, values: Sequence[float], late: int) -> tuple[float, float]:

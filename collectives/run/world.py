@@ -63,7 +63,7 @@ def install(module: Any, gains: bool, profile: str | None) -> None:
     if profile:
         ends.append(Profile(recorder, Path(profile).absolute()).finish)
     module.COMM_WORLD = watch.communicator(Intracomm)(MPI.COMM_WORLD)
-    module.Request, module.Prequest = watch.requests()
+    module.Request, module.Prequest = watch.kinds.values()
     process, finalize = os.getpid(), module.Finalize
 
     def end() -> None:

@@ -1,11 +1,11 @@
 """``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from collectives.commands.arguments import add_virtual, network, rank_count
-from collectives.run.program import add_profile, add_program, parsed
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
 from collectives.virtual.generators import script
 
@@ -15,17 +15,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
     parser.add_argument("-n", "--ranks", type=rank_count, default=4, help="number of ranks (4)")
     add_virtual(parser)
-    add_profile(parser)
-    add_program(parser)
-    options = parsed(parser, sys.argv[1:])
+    text = "at the end, print who waited for whom, and write FILE.html and FILE.json"
+    parser.add_argument("--profile", type=os.path.abspath, metavar="FILE", help=text)
+    parser.add_argument("program", type=Path, help="file of the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args()
     install()
-    file = options.profile and Path(options.profile).absolute()
-    program = script(options.script, *options.arguments, is_module=options.module)
+    if not options.program.exists():
+        parser.error(f"there is no file {options.program}")
+    program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
     cluster = VirtualCluster(
         options.ranks, modelled, slower=options.slower, async_progress=options.async_progress
     )
-    if file:
+    if options.profile:
         from collectives.virtual import profile  # of the MPI that is installed now
 
         profile.record(cluster)
@@ -34,7 +37,8 @@ def main() -> int:
     except Deadlock as error:
         print(error, file=sys.stderr)
         end_process(1)
-    print(profile.write(cluster, file) if file else cluster.table(), file=sys.stderr)
+    told = profile.write(cluster, Path(options.profile)) if options.profile else cluster.table()
+    print(told, file=sys.stderr)
     return 0
 
 

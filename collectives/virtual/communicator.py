@@ -1,6 +1,7 @@
 """Groups and communicators of virtual ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,13 +13,13 @@ from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import Operation, here
-from collectives.virtual.requests import UNDEFINED, Handled, Null, VirtualRequest, forms
+from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
 
 
 class Group(Handled):
     """Ranks; its handle is their numbers in the job."""
 
-    theirs, null = library.Group, Null(library.ERR_GROUP)
+    theirs = library.Group
 
     @property
     def size(self) -> int:
@@ -29,17 +30,12 @@ class Group(Handled):
         number = here().number
         return self.handle.index(number) if number in self.handle else UNDEFINED
 
-    def Translate_ranks(
-        self, ranks: Sequence[int] | None = None, group: "Group | None" = None
-    ) -> list[int]:
-        other = range(len(here().cluster.ranks)) if group is None else group.handle
+    def Translate_ranks(self, ranks: Any = None, group: "Group | None" = None) -> list[int]:
+        other = here().cluster.world.members if group is None else group.handle
         places = {number: place for place, number in enumerate(other)}
-        own = range(self.size) if ranks is None else ranks
-        nobody = library.PROC_NULL
-        self.Incl([rank for rank in own if rank != nobody])  # raises where there is no such rank
-        return [
-            nobody if rank == nobody else places.get(self.handle[rank], UNDEFINED) for rank in own
-        ]
+        found = {rank: places.get(number, UNDEFINED) for rank, number in enumerate(self.handle)}
+        found[library.PROC_NULL] = library.PROC_NULL
+        return [found[rank] for rank in (range(self.size) if ranks is None else ranks)]
 
     def Incl(self, ranks: Sequence[int]) -> "Group":
         if not all(0 <= rank < self.size for rank in ranks):
@@ -49,37 +45,17 @@ class Group(Handled):
     def Excl(self, ranks: Sequence[int]) -> "Group":
         return Group.Difference(self, self.Incl(ranks))
 
-    def Range_incl(self, ranks: Iterable[Any]) -> "Group":
-        return self.Incl(_spread(ranks))
+    def Union(self, group: "Group") -> "Group":
+        return Group.of(tuple(dict.fromkeys((*self.handle, *group.handle))))
 
-    def Range_excl(self, ranks: Iterable[Any]) -> "Group":
-        return self.Excl(_spread(ranks))
+    def Intersection(self, group: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in self.handle if rank in group.handle))
 
-    @staticmethod
-    def Union(group1: "Group", group2: "Group") -> "Group":
-        return Group.of(tuple(dict.fromkeys((*group1.handle, *group2.handle))))
-
-    @staticmethod
-    def Intersection(group1: "Group", group2: "Group") -> "Group":
-        return Group.of(tuple(rank for rank in group1.handle if rank in group2.handle))
-
-    @staticmethod
-    def Difference(group1: "Group", group2: "Group") -> "Group":
-        return Group.of(tuple(rank for rank in group1.handle if rank not in group2.handle))
+    def Difference(self, group: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in self.handle if rank not in group.handle))
 
     def Compare(self, group: "Group") -> int:
         return _compared(self.handle, group.handle, library.IDENT)
-
-    def Dup(self) -> "Group":
-        return Group.of(self.handle)
-
-    Intersect = Intersection
-
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return self.size
 
 
 class Comm(VirtualMessages):
@@ -88,7 +64,6 @@ class Comm(VirtualMessages):
     is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
     Create_keyval, Free_keyval = library.Comm.Create_keyval, library.Comm.Free_keyval
     Create_errhandler = library.Comm.Create_errhandler
-    local = property(lambda self: self.handle.local(self.rank))
 
     @property
     def size(self) -> int:
@@ -98,37 +73,28 @@ class Comm(VirtualMessages):
     def group(self) -> Group:
         return Group.of(self.handle.members)
 
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return self.size
-
-    def Get_group(self) -> Group:
-        return self.group
-
-    def Get_topology(self) -> int:
-        return self.topology
-
-    def Is_inter(self) -> bool:
-        return False
-
-    def Is_intra(self) -> bool:
-        return True
-
     def Compare(self, comm: "Comm") -> int:
-        if self == comm:
-            return library.IDENT
-        return _compared(self.handle.members, comm.handle.members, library.CONGRUENT)
+        alike = library.IDENT if self == comm else library.CONGRUENT
+        return _compared(self.handle.members, comm.handle.members, alike)
 
     def Free(self) -> None:
-        if self.handle.name:
-            raise library.Exception(library.ERR_COMM)
         if local := self.handle.locals.pop(self.rank, None):
             local.Free()
         super().Free()
 
     Disconnect = Free
+    name = property(lambda self: self.Get_name(), lambda self, name: self.Set_name(name))
+    info = property(lambda self: self.Get_info(), lambda self, info: self.Set_info(info))
+
+    @property
+    def local(self) -> Any:
+        """MPI's own communicator of this rank alone."""
+        found = self.handle.locals
+        return found.get(self.rank) or found.setdefault(self.rank, library.COMM_SELF.Dup())
+
+    def __getattr__(self, name: str) -> Any:
+        is_local = name.endswith(("_name", "_info", "_attr", "_errhandler"))
+        return getattr(self.local, name) if is_local else super().__getattr__(name)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         raise SystemExit(errorcode)
@@ -154,7 +120,7 @@ class Comm(VirtualMessages):
         return self.Split(color.get(split_type, 0), key)
 
     def Dup(self, info: Any = None) -> Any:
-        made, request = Comm.Idup(self)
+        made, request = Comm.Idup(self, info)
         request.Wait()
         return made
 
@@ -188,13 +154,10 @@ class Comm(VirtualMessages):
         VirtualRequest.of(pending).Wait()
         return pending.result
 
-    def Ibarrier(self) -> VirtualRequest:
-        return VirtualRequest.of(self.handle.meet("a barrier", b"", lambda *_: None))
+    Barrier, Ibarrier, _ = forms(lambda self: self.handle.meet("a barrier", b"", lambda *_: None))
+    barrier = Barrier
 
-    def Barrier(self) -> None:
-        self.Ibarrier().Wait()
-
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> VirtualRequest:
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> Operation:
         from collectives.calls.buffers import read_buffer  # starts MPI
         from collectives.calls.call import combiner
 
@@ -212,11 +175,9 @@ class Comm(VirtualMessages):
             put(into.items.view(np.uint8), total)
 
         part = own.items.view(np.uint8).copy()
-        pending = self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
-        return VirtualRequest.of(pending)
+        return self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> None:
-        self.Iallreduce(sendbuf, recvbuf, op).Wait()
+    Allreduce, Iallreduce, _ = forms(_allreduce)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, form: str = "") -> VirtualRequest:
         into = blocks(recvbuf, self.size, form, writes=True)
@@ -228,8 +189,7 @@ class Comm(VirtualMessages):
 
         return VirtualRequest.of(self.handle.meet("an all-gather", own.copy(), finish))
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
-        return self.Iallgather(sendbuf, recvbuf, "v")
+    Iallgatherv = partialmethod(Iallgather, form="v")
 
     def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Operation:
         peers, into = range(self.size), blocks(recvbuf, self.size, "w", writes=True)
@@ -240,19 +200,18 @@ class Comm(VirtualMessages):
 
     # Collectives of objects.
 
-    def barrier(self) -> None:
-        self.Barrier()
-
     def allgather(self, sendobj: Any) -> list[Any]:
         every = self._meet("allgather", pickle.dumps(sendobj), lambda parts, _: parts)
         return [pickle.loads(part) for part in every]
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        self._check(root)
         own = pickle.dumps(obj) if self.rank == root else b""
         found = self._meet(f"bcast from {root}", own, lambda parts, _: parts[root])
         return obj if self.rank == root else pickle.loads(found)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        self._check(root)
         every = self._meet(f"gather to {root}", pickle.dumps(sendobj), lambda parts, _: parts)
         return [pickle.loads(part) for part in every] if self.rank == root else None
 
@@ -263,6 +222,10 @@ class Comm(VirtualMessages):
     def scatter(self, sendobj: Any = None, root: int = 0) -> Any:
         own = self._one_for_each(sendobj) if self.rank == root else None
         return self.bcast(own, root)[self.rank]
+
+    def _check(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise library.Exception(library.ERR_ROOT)
 
     def _one_for_each(self, objects: Any) -> list[Any]:
         found = list(objects)
@@ -285,38 +248,12 @@ class Comm(VirtualMessages):
         return joined(parts, op) if parts else None
 
 
-def _of_local(name: str) -> Any:
-    """What MPI's own communicator of this rank alone has by this name."""
-    if callable(getattr(library.Comm, name)):
-        return lambda self, *given, **named: getattr(self.local, name)(*given, **named)
-    return property(
-        lambda self: getattr(self.local, name), lambda self, value: setattr(self.local, name, value)
-    )
-
-
-for _name in (
-    *("Get_name", "Set_name", "name", "Get_info", "Set_info", "info"),
-    *("Get_attr", "Set_attr", "Delete_attr"),
-    *("Get_errhandler", "Set_errhandler", "Call_errhandler"),
-):
-    setattr(Comm, _name, _of_local(_name))
-
-
 class Intracomm(Comm):
     """A communicator of one group."""
 
 
 def _in_place(sendbuf: Any) -> bool:
     return sendbuf is library.IN_PLACE or sendbuf is None
-
-
-def _spread(ranges: Iterable[Any]) -> list[int]:
-    """The ranks of MPI's ranges: a rank, or the first, the last and a step."""
-    found: list[int] = []
-    for one in ranges:
-        first, last, step = (*one, 1)[:3] if np.ndim(one) else (one, one, 1)
-        found += range(first, last + (1 if step > 0 else -1), step)
-    return found
 
 
 def _compared(one: Sequence[int], other: Sequence[int], alike: int) -> int:

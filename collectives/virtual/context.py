@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
@@ -22,15 +22,10 @@ class Context:
             all of them whose messages are apart.
         topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
-        called: by rank, the numbers of its recorded calls.
-        locals: by rank, MPI's own communicator of it alone: see :meth:`local`.
-        name: of one of MPI's constants; else empty.
+        called, locals: by rank, its recorded calls' numbers, and MPI's communicator of it alone.
     """
 
-    def __init__(
-        self, members: Sequence[int], topology: dict[int, Any] | None = None, name: str = ""
-    ) -> None:
-        self.name, self.locals = name, dict[int, Any]()
+    def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
         self.members = tuple(members)
         self.numbers = {rank: number for number, rank in enumerate(members)}
         self.sends: list[deque[MessageEnd]] = [deque() for _ in members]
@@ -39,6 +34,7 @@ class Context:
         self.topology: dict[int, Any] = dict(topology or {})
         self.ours: dict[int, Any] = {}
         self.called: dict[int, Any] = {}
+        self.locals: dict[int, Any] = {}
         self._met = [0] * len(self.members)
         #: By turn: the name, and by member the part and the operation.
         self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}
@@ -47,12 +43,8 @@ class Context:
         """The context of this name among ``members``, by default all."""
         return self.groups.setdefault(name, Context(self.members if members is None else members))
 
-    def local(self, number: int) -> Any:
-        """MPI's own communicator of a rank alone, which has its attributes, name and the like."""
-        if number not in self.locals:
-            made = self.locals[number] = library.COMM_SELF.Dup()
-            made.Set_name(self.name)
-        return self.locals[number]
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("no communicator can be pickled but a constant of MPI")
 
     def meet(
         self,

@@ -3,9 +3,7 @@
 The generators are Python's, NumPy's and torch's.
 """
 
-import os
 import random
-import runpy
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -43,19 +41,14 @@ def copy_own() -> None:
     mtrand.set_bit_generator(deepcopy(mtrand.get_bit_generator()))
 
 
-def script(name: str, *arguments: str, is_module: bool = False) -> Callable[[], None]:
-    """A function that runs a file or a module as the program of a rank, with these arguments."""
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
-    sys.argv, package = [name, *arguments], None
-    if is_module:
-        _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]
-        sys.argv[0], package = spec.origin, spec.parent
-    else:
-        code = compile(Path(name).read_bytes(), name, "exec")
+def script(path: Path, *arguments: str) -> Callable[[], None]:
+    """A function that runs a file as the program of a rank, with these arguments."""
+    code = compile(path.read_bytes(), path, "exec")
+    sys.argv, sys.path[0] = [str(path), *arguments], str(path.parent)
 
     def program() -> None:
         module = sys.modules["__main__"] = ModuleType("__main__")
-        module.__file__, module.__package__ = sys.argv[0], package
+        module.__file__ = str(path)
         exec(code, vars(module))
 
     return program

@@ -14,9 +14,6 @@ import mpi4py
 
 from collectives.virtual.rank import HERE, here
 
-#: Variables of real messages, which are none of a virtual cluster's.
-_VARIABLES = ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS")
-
 
 def install() -> None:
     """From now on ``mpi4py.MPI`` is a virtual cluster's, and the clock of a thread that is a rank
@@ -29,7 +26,7 @@ def install() -> None:
     """
     if "collectives.communicator" in sys.modules:
         raise RuntimeError("MPI is in use in this process; start a virtual cluster in a new one")
-    for name in _VARIABLES:
+    for name in ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS"):  # of real messages
         os.environ.pop(name, None)
     os.environ["COLLECTIVES_TIMEOUT"] = "0"  # no watchdog: who waits for ever is known exactly
     from mpi4py import MPI as library
@@ -42,8 +39,14 @@ def install() -> None:
     sys.modules["mpi4py.MPI"] = module
     mpi4py.MPI = module
     _replace_clock()
-    _leave_out_shared_work()
-    _pack_for(library)
+    _leave_out_imports()
+    # Types of MPI, whose class takes no other methods, pack for virtual communicators, too.
+    methods = gc.get_referents(vars(library.Datatype))[0]
+    for name in ("Pack", "Pack_size", "Unpack"):
+        methods[name] = lambda *given, comm=None, then=methods[name], **named: then(
+            *given[: len(given) - (comm is None)], comm=library.COMM_SELF, **named
+        )
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library.Datatype))
 
     from collectives.execution import waiting
 
@@ -87,44 +90,22 @@ def _replace_clock() -> None:
     time.sleep = sleep
 
 
-def _leave_out_shared_work() -> None:
-    """Imports and the collection of garbage, which the process does for all ranks, are no rank's
-    time."""
+def _leave_out_imports() -> None:
+    """The time of an import, which the process does once for all ranks, is no rank's."""
     load = _bootstrap._find_and_load  # type: ignore[attr-defined]
 
-    def mark(phase: str, _: Any = None) -> None:
-        if (rank := getattr(HERE, "rank", None)) is not None:
-            rank.now() if phase == "start" and not HERE.imports else rank.skip()
-
     def found(*given: Any) -> Any:
-        mark("start")
-        outer, HERE.imports = HERE.imports, True
+        rank = getattr(HERE, "rank", None)
+        if rank is None or HERE.imports:
+            return load(*given)
+        rank.now()
+        HERE.imports = True
         try:
             return load(*given)
         finally:
-            HERE.imports = outer
-            mark("stop")
+            HERE.imports, rank.cpu = False, time.thread_time()
 
     _bootstrap._find_and_load = found  # type: ignore[attr-defined]
-    gc.callbacks.append(mark)
-
-
-def _pack_for(library: Any) -> None:
-    """MPI's types, whose class takes no other methods, pack for virtual communicators, too."""
-    from collectives.virtual.communicator import Comm
-
-    def own(one: Any) -> Any:
-        return library.COMM_SELF if isinstance(one, Comm) else one
-
-    def taking(method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: method(
-            *map(own, given), **{name: own(one) for name, one in named.items()}
-        )
-
-    methods = gc.get_referents(vars(library.Datatype))[0]
-    for name in ("Pack", "Pack_size", "Unpack"):
-        methods[name] = taking(methods[name])
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library.Datatype))
 
 
 def end_process(status: int) -> NoReturn:

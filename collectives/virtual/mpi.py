@@ -14,16 +14,8 @@ from mpi4py import MPI as library
 
 from collectives.virtual import topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
-from collectives.virtual.files import File
 from collectives.virtual.rank import HERE, here
-from collectives.virtual.requests import (
-    Begun,
-    Handled,
-    Prequest,
-    ProbedMessage,
-    VirtualRequest,
-    lacks,
-)
+from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
 
 
 def _ours(comm: Intracomm) -> Any:
@@ -68,11 +60,11 @@ for _name, _found in vars(topologies).items():
 
 #: Classes of MPI's whose objects a virtual cluster has none of.
 _ABSENT: dict[str, Any] = {
-    name: new_class(name, (Handled,)) for name in ("Win", "Intercomm", "Session", "Grequest")
+    name: new_class(name, (Handled,))
+    for name in ("Win", "File", "Intercomm", "Session", "Grequest")
 }
 for _name in _ABSENT:
     _ABSENT[_name].theirs = getattr(library, _name)
-_ABSENT["Intercomm"].null = Comm.null
 setattr(Comm, "Get_parent", staticmethod(_ABSENT["Intercomm"]))  # noqa: B010
 
 
@@ -90,16 +82,10 @@ class Alone(Intracomm):
     handle = property(lambda self: here().alone, lambda self, _: None)
 
 
-def _theirs(name: str) -> Callable[..., Any]:
-    """A function of MPI's for objects that are its own."""
-    function, refuse = getattr(library, name), lacks("MPI", name)
-    return lambda *given: (refuse if isinstance(given[0], Handled) else function)(*given)
-
-
 COMM_WORLD = World()
 #: By the names of mpi4py, whose place they take.
 NAMES = {
-    **{kind.__name__: kind for kind in (Group, Comm, Prequest, File)},
+    **{kind.__name__: kind for kind in (Group, Comm, Prequest)},
     **{name: kind for name, kind in vars(topologies).items() if name.endswith("comm")},
     **{"Request": VirtualRequest, "Message": ProbedMessage, "REQUEST_NULL": VirtualRequest()},
     **{"COMM_NULL": Intracomm(), "COMM_WORLD": COMM_WORLD, "COMM_SELF": Alone()},
@@ -110,7 +96,4 @@ NAMES = {
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",
     "Is_thread_main": lambda: hasattr(HERE, "rank"),
-    **{name: _theirs(name) for name in ("_addressof", "_handleof")},
-    **{name: lacks("MPI", name) for name in ("Open_port", "Lookup_name", "Publish_name")},
-    "FILE_NULL": File(),
 }

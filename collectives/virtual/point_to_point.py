@@ -13,7 +13,6 @@ from collectives.virtual.rank import here
 from collectives.virtual.requests import (
     Begun,
     Handled,
-    Null,
     Prequest,
     ProbedMessage,
     Together,
@@ -24,8 +23,6 @@ from collectives.virtual.requests import (
 
 class VirtualMessages(Handled):
     """The messages of a communicator; its handle is a :class:`Context`."""
-
-    null = Null(library.ERR_COMM)
 
     @property
     def rank(self) -> int:
@@ -85,19 +82,6 @@ class VirtualMessages(Handled):
         self, buf: Any, dest: int, sendtag: int = 0, *where: Any, **at: Any
     ) -> None:
         self._both(self.Isend(memory(buf).copy(), dest, sendtag), self.Irecv, buf, *where, **at)
-
-    def Isendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, *where: Any, **at: Any
-    ) -> VirtualRequest:
-        """``where`` and ``at``: source and recvtag.  A copy is sent, so that the receive is all
-        that there is to wait for."""
-        self.Isend(memory(sendbuf).copy(), dest, sendtag)
-        return self.Irecv(recvbuf, *where, **at)
-
-    def Isendrecv_replace(
-        self, buf: Any, dest: int, sendtag: int = 0, *where: Any, **at: Any
-    ) -> VirtualRequest:
-        return self.Isendrecv(buf, dest, sendtag, buf, *where, **at)
 
     @staticmethod
     def _both(

@@ -93,7 +93,7 @@ class Rank:
     def __post_init__(self) -> None:
         self.called = threading.Lock()
         self.called.acquire()
-        self._cpu = 0.0
+        self.cpu = 0.0
         self._noted = 0
         self._moves = False
 
@@ -106,13 +106,9 @@ class Rank:
         """The clock, after what has been computed since the last look at it."""
         if self.cluster.measures:
             cpu = time.thread_time()
-            self.compute((cpu - self._cpu) * self.cluster.slower)
-            self._cpu = cpu
+            self.compute((cpu - self.cpu) * self.cluster.slower)
+            self.cpu = cpu
         return self.clock
-
-    def skip(self) -> None:
-        """Forgets what has been computed since the last look at the clock."""
-        self._cpu = time.thread_time()
 
     def arrive(self) -> float:
         """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
@@ -226,7 +222,7 @@ class Rank:
 
     def _resume(self) -> None:
         self.state, self.waits, self.turn = "ready", None, self.turn + 1
-        self.skip()
+        self.cpu = time.thread_time()
         if self.cluster.lost is not None:
             raise self.cluster.lost
 
@@ -284,7 +280,5 @@ def here() -> Rank:
     try:
         return HERE.rank
     except AttributeError:
-        raise RuntimeError(
-            "this thread is no rank of a virtual cluster; call MPI in the thread that the program "
-            "began in, or start it with mpiexec"
-        ) from None
+        told = "this thread is no rank of a virtual cluster; call MPI in that of the program"
+        raise RuntimeError(told) from None

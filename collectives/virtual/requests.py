@@ -1,6 +1,5 @@
 """Handles and requests of virtual ranks, by the names of MPI."""
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -17,8 +16,7 @@ UNDEFINED = library.UNDEFINED
 #: Why a virtual cluster has no objects of a class of MPI's, and what a program does instead.
 _WHY = {
     "Win": "each rank has a node to itself, and no memory is shared; send messages, or",
-    "File": "each rank opens a file by itself; use blocking calls without a shared pointer, or",
-    "MPI": "all ranks are of one process; send messages, or",
+    "File": "no rank is a process that MPI could open files for; open one in Python, or",
 }
 
 
@@ -44,22 +42,10 @@ class _Kind(type):
     def __getattr__(cls, name: str) -> Any:
         if not hasattr(cls.theirs, name):
             raise AttributeError(f"{cls.theirs.__name__} has no {name}")
+        own = name.removeprefix("Get_").replace("Is_", "is_")  # Get_size gives size
+        if own != name and any(own in vars(base) for base in cls.__mro__):
+            return lambda self: getattr(self, own)
         return lacks(cls.theirs.__name__, name)
-
-
-class Null:
-    """The handle of an object that is none: whatever uses it raises MPI's error of this number."""
-
-    def __init__(self, error: int) -> None:
-        self._error = error
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise library.Exception(self._error)
-
-    def __iter__(self, *_: Any) -> NoReturn:
-        raise library.Exception(self._error)
-
-    __len__ = __contains__ = __iter__
 
 
 class Handled(metaclass=_Kind):
@@ -67,23 +53,21 @@ class Handled(metaclass=_Kind):
 
     Attributes:
         theirs: the class of mpi4py's whose place its class takes.
-        null: the handle of those that are none.
     """
 
     handle: Any = None
-    null: Any = None
     theirs: Any = library.Intracomm
 
     def __new__(cls, other: "Handled | None" = None, *_: Any) -> Self:
         self = object.__new__(cls)
-        self.handle = self.null if other is None else other.handle
+        self.handle = None if other is None else other.handle
         return self
 
     @classmethod
     def of(cls, handle: Any) -> Self:
         """The object of a handle."""
         made = cls.__new__(cls)
-        made.handle = made.null if handle is None else handle
+        made.handle = handle
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -93,37 +77,14 @@ class Handled(metaclass=_Kind):
         return id(self.handle)
 
     def __bool__(self) -> bool:
-        return self.handle is not self.null
+        return self.handle is not None
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(type(self), name)
-        return method if callable(getattr(self.theirs, name)) else method()
-
-    def __reduce__(self) -> Any:
-        """As mpi4py's: a constant by its name, and no other."""
-        if name := self._constant():
-            return constant, (name, getattr(sys.modules["mpi4py.MPI"], name) is self)
-        raise ValueError(f"cannot pickle a {type(self).__name__} that is no constant of MPI")
-
-    def _constant(self) -> str:
-        """The name of the constant of ``mpi4py.MPI`` that it is; empty: it is none."""
-        for name, one in vars(sys.modules["mpi4py.MPI"]).items():
-            if isinstance(one, Handled) and one == self and one.theirs is self.theirs:
-                return name
-        return ""
+        return partial(method, self) if callable(getattr(self.theirs, name)) else method()
 
     def Free(self) -> None:
-        self.handle = self.null
-
-    def free(self) -> None:
-        if self and not self._constant():
-            self.Free()
-
-
-def constant(name: str, is_own: bool) -> Any:
-    """The constant of ``mpi4py.MPI`` of this name, or a copy of it."""
-    found = getattr(sys.modules["mpi4py.MPI"], name)
-    return found if is_own else type(found)(found)
+        self.handle = None
 
 
 class Begun(Operation):
@@ -326,17 +287,8 @@ class ProbedMessage(Handled):
 
     theirs = library.Message
 
-    @staticmethod
-    def Probe(comm: Any, *given: Any, **named: Any) -> "ProbedMessage":
-        found: ProbedMessage = comm.Mprobe(*given, **named)
-        return found
-
-    @staticmethod
-    def Iprobe(comm: Any, *given: Any, **named: Any) -> "ProbedMessage | None":
-        found: ProbedMessage | None = comm.Improbe(*given, **named)
-        return found
-
-    probe, iprobe = Probe, Iprobe
+    Probe = probe = staticmethod(lambda comm, *given, **named: comm.Mprobe(*given, **named))
+    Iprobe = iprobe = staticmethod(lambda comm, *given, **named: comm.Improbe(*given, **named))
 
     def _taken(self, data: Any) -> VirtualRequest:
         send: MessageEnd = self.handle
