@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 from mpi4py import MPI
@@ -120,9 +121,8 @@ class Watch:
 
         @wraps(method)
         def call(comm: Any, *given: Any, **named: Any) -> Any:
-            frame = sys._getframe(1)
-            if frame.f_globals.get("__name__", "").startswith("collectives."):
-                return method(comm, *given, **named)  # within another call
+            if _is_own(frame := sys._getframe(1)):
+                return method(comm, *given, **named)
             if source and len(given) <= source + 2 and named.get("status") is None:
                 named["status"] = MPI.Status()
             begun = time.perf_counter()
@@ -159,6 +159,8 @@ class Watch:
 
         @wraps(method)
         def call(*given: Any, **named: Any) -> Any:
+            if _is_own(frame := sys._getframe(1)):
+                return method(*given, **named)
             begun = time.perf_counter()
             found = method(*given, **named)
             numbers: list[int] = []
@@ -170,10 +172,15 @@ class Watch:
                 if own and (starts or ends or not request):
                     numbers += own
                     request.numbers = own if starts else []
-            add(sys._getframe(1), name, begun, numbers, role)
+            add(frame, name, begun, numbers, role)
             return found
 
         return call
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether this package calls, within a call of the program."""
+    return str(frame.f_globals.get("__name__")).startswith("collectives.")
 
 
 class _Kind(type):

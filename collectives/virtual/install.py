@@ -68,26 +68,15 @@ def install() -> None:
 
 def _replace_clock() -> None:
     """A thread that is a rank sees its rank's clock, and sleeps on it."""
-    really_sleep = time.sleep
+    sleep = time.sleep
 
     def clock(of: Callable[[], float]) -> Callable[[], float]:
-        def read() -> float:
-            rank = getattr(HERE, "rank", None)
-            return of() if rank is None else rank.now()
-
-        return read
-
-    def sleep(seconds: Any) -> None:
-        rank = getattr(HERE, "rank", None)
-        if rank is None:
-            really_sleep(seconds)
-        else:
-            rank.sleep(seconds)
+        return lambda: of() if (rank := getattr(HERE, "rank", None)) is None else rank.now()
 
     time.perf_counter, time.monotonic = clock(time.perf_counter), clock(time.monotonic)
     time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())
     time.monotonic_ns = lambda: round(1e9 * time.monotonic())
-    time.sleep = sleep
+    time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", sleep)(seconds)
 
 
 def _leave_out_imports() -> None:
