@@ -17,8 +17,7 @@ from typing import NamedTuple
 CAME, WAITED = 1, 2
 #: Single calls that a rank keeps: some 3 MB.
 MOST = 20_000
-#: Call sites; those behind them, of code that a program makes again and again, are one a method.
-MOST_SITES = 10_000
+MOST_SITES = 10_000  # later ones, of code that is made again and again, are one a method
 
 
 class Kept(NamedTuple):

@@ -63,7 +63,6 @@ class Comm(VirtualMessages):
 
     is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
     Create_keyval, Free_keyval = library.Comm.Create_keyval, library.Comm.Free_keyval
-    Create_errhandler = library.Comm.Create_errhandler
 
     @property
     def size(self) -> int:
@@ -82,7 +81,6 @@ class Comm(VirtualMessages):
             local.Free()
         super().Free()
 
-    Disconnect = Free
     name = property(lambda self: self.Get_name(), lambda self, name: self.Set_name(name))
     info = property(lambda self: self.Get_info(), lambda self, info: self.Set_info(info))
 

@@ -60,8 +60,7 @@ for _name, _found in vars(topologies).items():
 
 #: Classes of MPI's whose objects a virtual cluster has none of.
 _ABSENT: dict[str, Any] = {
-    name: new_class(name, (Handled,))
-    for name in ("Win", "File", "Intercomm", "Session", "Grequest")
+    one: new_class(one, (Handled,)) for one in ("Win", "File", "Intercomm", "Session", "Grequest")
 }
 for _name in _ABSENT:
     _ABSENT[_name].theirs = getattr(library, _name)
