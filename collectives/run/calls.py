@@ -33,6 +33,7 @@ _FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name
 NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
 TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
 _WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome"
+_OWN = ("collectives.virtual", "collectives.execution", "collectives.calls")
 _TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
 
 
@@ -179,8 +180,8 @@ class Watch:
 
 
 def _is_own(frame: FrameType) -> bool:
-    """Whether this package calls, within a call of the program."""
-    return str(frame.f_globals.get("__name__")).startswith("collectives.")
+    """Whether a call is made within another one."""
+    return str(frame.f_globals.get("__package__")).startswith(_OWN)
 
 
 class _Kind(type):

@@ -104,8 +104,8 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
-        part = waited / total
-        return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
+        part = f"{waited / total:.0%} of their time, for one and another"
+        return f"Ranks wait {part}, most in {worst.where}."
     if worst.is_message:
         most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
         part = worst.waited[most] / ranks[most].seconds

@@ -68,7 +68,6 @@ def install() -> None:
 
 def _replace_clock() -> None:
     """A thread that is a rank sees its rank's clock, and sleeps on it."""
-    sleep = time.sleep
 
     def clock(of: Callable[[], float]) -> Callable[[], float]:
         return lambda: of() if (rank := getattr(HERE, "rank", None)) is None else rank.now()
@@ -76,7 +75,8 @@ def _replace_clock() -> None:
     time.perf_counter, time.monotonic = clock(time.perf_counter), clock(time.monotonic)
     time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())
     time.monotonic_ns = lambda: round(1e9 * time.monotonic())
-    time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", sleep)(seconds)
+    really = time.sleep
+    time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", really)(seconds)
 
 
 def _leave_out_imports() -> None:

@@ -280,5 +280,4 @@ def here() -> Rank:
     try:
         return HERE.rank
     except AttributeError:
-        told = "this thread is no rank of a virtual cluster; call MPI in that of the program"
-        raise RuntimeError(told) from None
+        raise RuntimeError("this thread is no virtual rank; call MPI in the program's") from None
