@@ -20,9 +20,8 @@ def main() -> int:
     parser.add_argument("program", type=Path, help="file of the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args()
+    options.program.exists() or parser.error(f"there is no file {options.program}")
     install()
-    if not options.program.exists():
-        parser.error(f"there is no file {options.program}")
     program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
     cluster = VirtualCluster(

@@ -91,10 +91,7 @@ class Comm(VirtualMessages):
         return found.get(self.rank) or found.setdefault(self.rank, library.COMM_SELF.Dup())
 
     def Get_attr(self, keyval: int) -> Any:
-        if keyval == library.UNIVERSE_SIZE:
-            return len(here().cluster.ranks)
-        found = self.local.Get_attr(keyval)
-        return library.COMM_WORLD.Get_attr(keyval) if found is None else found
+        return (library.COMM_WORLD if keyval == library.TAG_UB else self.local).Get_attr(keyval)
 
     def __getattr__(self, name: str) -> Any:
         is_local = name.endswith(("_name", "_info", "_attr", "_errhandler"))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI as library
@@ -43,7 +43,7 @@ class Context:
         """The context of this name among ``members``, by default all."""
         return self.groups.setdefault(name, Context(self.members if members is None else members))
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> Any:
         raise ValueError("no communicator can be pickled but a constant of MPI")
 
     def meet(

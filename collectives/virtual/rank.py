@@ -1,5 +1,6 @@
 """A rank: a thread with a clock, and the operations that it has begun."""
 
+import os
 import threading
 import time
 from collections import deque
@@ -280,4 +281,8 @@ def here() -> Rank:
     try:
         return HERE.rank
     except AttributeError:
-        raise RuntimeError("this thread is no virtual rank; call MPI in the program's") from None
+        told = "a thread that is no virtual rank calls MPI; start this program with mpiexec"
+        if threading.current_thread() is not threading.main_thread():
+            os.write(2, f"{told}\n".encode())  # ranks may wait for this thread
+            os._exit(1)
+        raise RuntimeError(told) from None

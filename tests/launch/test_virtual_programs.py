@@ -67,3 +67,15 @@ def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     assert " Bcast at program.py:17" in done.stderr
     assert "collectives/" not in (tmp_path / "found.json").read_text()
     assert "Rank 2 is slow" in (tmp_path / "found.html").read_text()
+
+
+@scratch
+def test_a_thread_that_is_no_rank_ends_all_ranks(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import threading\nfrom mpi4py import MPI\nend = threading.Event()\n"
+        "threading.Thread(target=lambda: end.set(MPI.COMM_WORLD.bcast(1)), daemon=True).start()\n"
+        "end.wait()\n"
+    )
+    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
+    assert done.returncode == 1
+    assert "a thread that is no virtual rank calls MPI; start this" in done.stderr
