@@ -90,10 +90,10 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
 
 def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequence[Cost]) -> str:
     """The first thing to know, in a sentence."""
-    total = sum(ran.seconds for ran in ranks) or 1.0
     waited = sum(sum(cost.waited) for cost in costs)
-    if waited < 0.05 * total:
-        return f"No rank is waited for long: {waited / total:.0%} of all time is waiting."
+    part = waited / (sum(ran.seconds for ran in ranks) or 1.0)
+    if part < 0.05:
+        return f"No rank is waited for long: {part:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
     late = max(range(len(ranks)), key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
     there = [
@@ -103,16 +103,16 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
         if one[3] and ran.sites[one[2]].where == worst.where
     ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
-    if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
-        part = f"{waited / total:.0%} of their time, for one and another"
-        return f"Ranks wait {part}, most in {worst.where}."
+    share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
+    own, usual = _beside(worst, worst.before, late)
+    is_alike = share < 0.1 and own < 1.1 * usual  # a machine's ranks differ by as much
+    if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
+        return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
         most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
         part = worst.waited[most] / ranks[most].seconds
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
-    share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
-    own, usual = _beside(worst, worst.before, late)
     if usual < 0.2 * own:
         return f"Rank {late} works alone, a serial section: {loss}"
     for cost in costs:
