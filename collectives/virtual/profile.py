@@ -32,7 +32,7 @@ def _numbers(comm: Any) -> calls.Numbers | None:
     context = comm.handle
     if context and comm.rank not in context.called:
         context.called[comm.rank] = calls.Numbers(comm, {context.members: id(context)})
-    return context and context.called[comm.rank]  # type: ignore[no-any-return]
+    return context and context.called[comm.rank]
 
 
 def write(cluster: VirtualCluster, file: Path) -> str:
