@@ -73,9 +73,12 @@ def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, s
     """How many tests ran on each of ``size`` ranks, and what failed, with its traceback."""
     launcher = os.environ.get("MPIEXEC", "mpiexec")
     command = [launcher, "-n", str(size), sys.executable, "-m"]
-    if how != "ours" and how != "plain":
+    if how == "virtual":
+        command = [sys.executable, "-m", "collectives.virtual", "-n", str(size), __file__]
+    elif how != "ours" and how != "plain":
         command += ["collectives", *how.split(), "-m"]
-    command += ["tests.conformance", "--tests", str(tests), "--module", module, "--how", how]
+    command += [] if how == "virtual" else ["tests.conformance"]
+    command += ["--tests", str(tests), "--module", module, "--how", how]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         ran, failed = json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +100,7 @@ def main() -> int:
         "--how",
         default="ours",
         help="ours in the place of the constants; or 'run', 'run --profile=/tmp/conformance/run': "
-        "as unchanged programs; or plain",
+        "as unchanged programs; virtual: on virtual ranks; or plain",
     )
     options = parser.parse_args()
     if options.module:

@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-from mpitrain.config import Config, Optim, Train
+from mpitrain.config import Config, ConfigError, Optim, Train
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.schedule_table import tabulated
 
