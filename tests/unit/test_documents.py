@@ -224,7 +224,7 @@ def check(words):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
-        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln chromium"
+        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln pjsub spack"
         assert name in f"{known} {more} nvidia-cuda-mps-control".split(), f"what is {name}?"
 
 
