@@ -16,7 +16,7 @@ QUICK, ALL = 6, 60
 
 def in_a_layout(rng, of, folder, **given):
     """A trainer in a drawn layout, and its keys; the job's tables refuse some."""
-    for _ in range(20):
+    for _ in range(60):  # an optimiser of whole parameters goes in one of six
         keys = layout(rng, *of, RANKS)
         try:
             return made(folder, **given, **keys), keys

@@ -29,9 +29,13 @@ KINDS = {
 
 def around(*kinds):
     """The parts on samples of 5 x 8 numbers."""
+    parts = [deepcopy(KINDS[kind]) for kind in kinds]
+    for name, parameter in nn.ModuleList(parts).named_parameters():
+        # The gradient of a key's bias is rounding, which Rprop would make large.
+        parameter.requires_grad_(not name.endswith("in_proj_bias"))
     return nn.Sequential(
         nn.Sequential(nn.Linear(6, 40), nn.Unflatten(1, (5, 8))),
-        *(deepcopy(KINDS[kind]) for kind in kinds),
+        *parts,
         nn.Sequential(nn.Flatten(), nn.Linear(40, 1)),
     ).double()
 

@@ -166,7 +166,7 @@ class EqualWeights:
         kept = [known for known in self._known[1] if all(map(_fits, known[0], own))]
         if self._keeps or not kept:  # padding gives them other sizes
             row, self._calls = self._calls * 7919 % length(own.labels), self._calls + 1
-            new = Sample(*(_copied(rows(parts, row)) for parts in own))
+            new = Sample(*({n: p.clone() for n, p in rows(parts, row).items()} for parts in own))
             kept.append((new, self._values(new)))
             if self._keeps and isfinite(kept[-1][1][0]):
                 kept.sort(key=lambda known: known[1][0])
@@ -212,10 +212,6 @@ def _fits(one: Tensors, others: Tensors) -> bool:
 
 def _like(parts: Tensors, others: Tensors) -> dict[str, torch.Tensor]:
     return {name: part.to(others[name]) for name, part in parts.items()}
-
-
-def _copied(parts: Tensors) -> dict[str, torch.Tensor]:
-    return {name: part.clone() for name, part in parts.items()}
 
 
 def no_loss(found: Reduced) -> str:

@@ -1,6 +1,7 @@
 """Description of a torch module as a layer: its tensors, its shapes, and what is known about it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -176,15 +177,16 @@ class TorchModule(Layer):
         watched, before = self._watched, dict(self._constants())
         set_context(self.module, RESTING, np, counts=True)
         watched.norm.begin(RESTING, np, counts=True)
-        watched.state = frozenset(before)  # any of them may be
+        watched.state, watched.source = frozenset(before), nullcontext()  # any of them may be
+        source = Drawing(watched.draws, RESTING, np, ())
         try:
-            with untouched(self.module), watched.in_mode(training=True):
+            with untouched(self.module), watched.in_mode(training=True), source:
                 fresh = {name: one.clone() for name, one in x.items()}
                 found = watched({name: one.clone() for name, one in before.items()}, fresh)
         finally:
             watched.state = frozenset()
         note_inputs(watched, fresh)
-        if not watched.drew:  # no further trial is needed
+        if not source.drew:  # no further trial is needed
             watched.modes.discard(True)
             watched.seen.add(True)
         self.mixes = self.mixes or bool(watched.norm.is_called)

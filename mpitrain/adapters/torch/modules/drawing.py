@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mpitrain.adapters.torch.modules.distributions import Distributions
-from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite, may_draw
 from mpitrain.arrays import Array, Shape
 from mpitrain.nn.context import Context
 
@@ -128,16 +128,18 @@ class Drawing(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.repeats = self.repeats or is_repeated()
-        if not self._draws.draws(operator):
+        if not may_draw(operator):
             self._packed |= operator is torch.ops.aten._pack_padded_sequence.default
             return operator(*args, **kwargs)
         if is_composite(operator):  # it comes whole where autograd is off
             super().__enter__()
             try:
-                return operator.decompose(*args, **kwargs)
+                # torch's Python of an LSTM, which operator.decompose() calls, leaves dropout out.
+                key = torch._C.DispatchKey.CompositeImplicitAutograd
+                return operator._op_dk(key, *args, **kwargs)
             finally:
                 super().__exit__(None, None, None)
-        given = self._draws.bound(operator, args, kwargs)
+        given = _bound(operator, args, kwargs)
         whole = operator._schema.name.removeprefix("aten::")
         rests = given.get("train", given.get("training")) is False
         if rests or 0 in (given.get("dropout_p", 1), given.get("dropout", 1)):
@@ -212,6 +214,13 @@ class Drawing(TorchDispatchMode):
         generator.manual_seed(_MARK + number + 1)
         self._marked = generator.get_state()
         return self._order[number]
+
+
+def _bound(operator: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments of an operator by name, with the defaults of those that were left out."""
+    every = operator._schema.arguments
+    found = {one.name: one.default_value for one in every if one.has_default_value()}
+    return found | dict(zip((one.name for one in every), args, strict=False)) | kwargs
 
 
 def states_of_generators() -> list[tuple[torch.Generator, torch.Tensor]]:

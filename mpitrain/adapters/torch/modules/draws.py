@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -72,31 +73,11 @@ class Draws:
 
     def __post_init__(self) -> None:
         self._names = {id(part): name for name, part in self.module.named_modules()}
-        self._parts = dict(self.module.named_modules())
-        self._draws: dict[Any, bool] = {}
-        self._signatures: dict[Any, tuple[list[str], dict[str, Any]]] = {}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """A copy goes by the parts of its own module."""
         vars(self).update(state)
-        self._names = {id(part): name for name, part in self.module.named_modules()}
-
-    def draws(self, operator: Any) -> bool:
-        """Whether an operator may draw random numbers, itself or in what it consists of."""
-        found = self._draws.get(operator)
-        if found is None:
-            found = torch.Tag.nondeterministic_seeded in operator.tags or is_composite(operator)
-            self._draws[operator] = found
-        return found
-
-    def bound(self, operator: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Arguments by name, with the defaults of those that were left out."""
-        if operator not in self._signatures:
-            every = operator._schema.arguments
-            defaults = {one.name: one.default_value for one in every if one.has_default_value()}
-            self._signatures[operator] = [one.name for one in every], defaults
-        names, defaults = self._signatures[operator]
-        return defaults | dict(zip(names, args, strict=False)) | kwargs
+        self.__post_init__()
 
     def innermost(self) -> str:
         """Name of the innermost module that is being called."""
@@ -111,7 +92,7 @@ class Draws:
 
     def is_recurrent(self, name: str) -> bool:
         """Whether the module of this name is an LSTM or its like."""
-        return isinstance(self._parts[name], nn.RNNBase)
+        return isinstance(self.module.get_submodule(name), nn.RNNBase)
 
     def settle(self, two: Mapping[DrawPlace, Shape], three: Mapping[DrawPlace, Shape]) -> str:
         """Find where samples lie, from the shapes drawn for 2 and for 3 samples; gives a fault."""
@@ -176,8 +157,15 @@ def _where(two: Shape, three: Shape) -> Where | None:
     return found if (found.of(2), found.of(3)) == (two, three) else None
 
 
+@cache
+def may_draw(operator: Any) -> bool:
+    """Whether an operator may draw random numbers, itself or in what it consists of."""
+    found: bool = torch.Tag.nondeterministic_seeded in operator.tags
+    return found or is_composite(operator)
+
+
 def is_composite(operator: Any) -> bool:
-    """Whether an operator consists of others for every device."""
+    """Whether torch's own kernel of an operator consists of others for every device."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    found: bool = operator.has_kernel_for_dispatch_key(key)
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
     return found
