@@ -106,10 +106,10 @@ def test_a_sample_has_its_own_numbers_wherever_it_is(kind):
     torch.manual_seed(0)
     state = torch.get_rng_state()
     layer = TorchLayer(KINDS[kind].double())
-    # Trials of zeros, and within the pass of a rank without samples, as at the end of an epoch.
     assert layer.output_shape((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
     x = np.random.default_rng(0).normal(size=(5, 5, 8))
+    # A rank without samples, as at the end of an epoch, tries the module within its first pass.
     passed(layer, values, x[:0], replace(CONTEXT, samples=CONTEXT.samples[:0]))
     whole = passed(layer, values, x)
     for rows in ([4], [1, 2], [3, 0, 2], [0, 1, 2, 3, 4]):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -18,14 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mpitrain.adapters.torch.modules.distributions import Distributions
-from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where
+from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite, may_draw
 from mpitrain.arrays import Array, Shape
 from mpitrain.nn.context import Context
 
 #: Seed of torch's generator after the first, second ... draw: this number, and those after it.
 _MARK = 0x6D70_6974_7261_696E
-#: Key of kernels that consist of other operators.
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 #: Kernels that draw numbers inside, where nobody can give them others; each has a plain form.
 _FUSED = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -133,14 +130,15 @@ class Drawing(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.repeats = self.repeats or is_repeated()
-        if not _may_draw(operator):
+        if not may_draw(operator):
             self._packed |= operator is torch.ops.aten._pack_padded_sequence.default
             return operator(*args, **kwargs)
-        if _is_composite(operator):  # it comes whole where autograd is off
+        if is_composite(operator):  # it comes whole where autograd is off
             super().__enter__()
             try:
                 # torch's Python of an LSTM, which operator.decompose() calls, leaves dropout out.
-                return operator._op_dk(_COMPOSITE, *args, **kwargs)
+                key = torch._C.DispatchKey.CompositeImplicitAutograd
+                return operator._op_dk(key, *args, **kwargs)
             finally:
                 super().__exit__(None, None, None)
         given = _bound(operator, args, kwargs)
@@ -220,19 +218,6 @@ class Drawing(TorchDispatchMode):
         generator.manual_seed(_MARK + number + 1)
         self._marked = generator.get_state()
         return self._order[number]
-
-
-@cache
-def _may_draw(operator: Any) -> bool:
-    """Whether an operator may draw random numbers, itself or in what it consists of."""
-    found: bool = torch.Tag.nondeterministic_seeded in operator.tags
-    return found or _is_composite(operator)
-
-
-def _is_composite(operator: Any) -> bool:
-    """Whether torch's own kernel of an operator consists of others for every device."""
-    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE)
-    return found
 
 
 def _bound(operator: Any, args: Any, kwargs: Any) -> dict[str, Any]:

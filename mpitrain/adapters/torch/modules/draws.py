@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from mpitrain.arrays import Shape
@@ -158,3 +160,17 @@ def _where(two: Shape, three: Shape) -> Where | None:
     own = two[grows[0]] // 2
     found = Where((*two[: grows[0]], own, *two[grows[0] + 1 :]), grows[0])
     return found if (found.of(2), found.of(3)) == (two, three) else None
+
+
+@cache
+def may_draw(operator: Any) -> bool:
+    """Whether an operator may draw random numbers, itself or in what it consists of."""
+    found: bool = torch.Tag.nondeterministic_seeded in operator.tags
+    return found or is_composite(operator)
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether torch's own kernel of an operator consists of others for every device."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    return found
