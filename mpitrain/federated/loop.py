@@ -138,12 +138,13 @@ class FederatedLoop(Loop):
         loss, samples = self._losses(trained)
         lasted = perf_counter() - begun
         parts.account.add(lasted, own, {})
-        totals = map(parts.comm.allreduce, [lasted, own, *parts.account.moved()])
-        seconds, comm_seconds, sent, shared = totals
+        told = [lasted, own, *parts.account.moved(), parts.device.memory()]
+        seconds, comm_seconds, sent, shared, memory = map(parts.comm.allreduce, told)
         norm = sqrt(float(mean.change[0] @ mean.change[0]))
         agreed = Agreed(
-            loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, grad_norm=norm
-        )
+            loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, memory=memory,
+            grad_norm=norm,
+        )  # fmt: skip
         taken = Taken(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
         return parts.account.record(taken, agreed)
 

@@ -480,7 +480,7 @@ def test_what_the_scheduler_starts_again_runs_only_if_it_resumes(tmp_path, job, 
 def test_what_pbs_itself_starts_again_counts_too(tmp_path):
     (commands(tmp_path) / "qstat").write_text("#!/bin/sh\necho '    run_count = 2'\n")
     (tmp_path / "nodes").write_text(NODES)
-    env = {"PBS_JOBID": "7.x", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    env = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     env["PATH"] = f"{tmp_path}:/usr/bin:/bin"
     text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back train.py"
     told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
