@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import unittest
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +56,8 @@ def on_this_rank(tests: Path, module: str, how: str) -> int:
         world, alone = Communicator(MPI.COMM_WORLD), Communicator(MPI.COMM_SELF)
         MPI.COMM_WORLD, MPI.COMM_SELF = world, alone  # type: ignore[misc]
     sys.path.insert(0, str(tests))
+    if how == "virtual":
+        of_each_rank()
     suite = unittest.defaultTestLoader.loadTestsFromName(module)
     if how != "plain" and (of_topologies := getattr(sys.modules[module], "BaseTestTopo", None)):
         # It asks MPI.Comm for the class of a handle, which knows those of mpi4py.
@@ -67,6 +70,17 @@ def on_this_rank(tests: Path, module: str, how: str) -> int:
         merged = {test: why for own in everywhere for test, why in own.items()}
         print(json.dumps([result.testsRun, merged]), flush=True)
     return 0
+
+
+def of_each_rank() -> None:
+    """Gives each thread a state of its own where the tests keep theirs in a function."""
+    import arrayimpl  # type: ignore[import-not-found]
+
+    class Loop(threading.local):
+        __call__ = staticmethod(arrayimpl.loop)
+
+    if not isinstance(arrayimpl.loop, threading.local):
+        arrayimpl.loop = Loop()
 
 
 def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, str]]:
