@@ -10,6 +10,7 @@ import pytest
 from collectives.run import record
 from collectives.run.program import parse
 from collectives.run.record import CAME, WAITED, Kept, Recorder, Site
+from collectives.run.report import write
 from collectives.run.waits import Ran, costs, finding, sampled
 
 BOTH = CAME | WAITED
@@ -25,6 +26,24 @@ def test_memory_is_bounded_and_all_ranks_keep_the_same_calls(monkeypatch):
     assert one == other and 20 < len(one) <= 100
     (site,) = ranks[0].sites.values()
     assert site.calls == 10_000 and site.where.startswith("Barrier at ")
+
+
+def test_sites_of_code_that_is_made_again_and_again_are_bounded(monkeypatch):
+    monkeypatch.setattr(record, "MOST_SITES", 3)
+    recorder = Recorder()
+    for number in range(9):
+        code = compile(
+            "recorder.add(sys._getframe(), 'Bcast', 0.0, [], 0)", f"made {number}", "exec"
+        )
+        exec(code, {"recorder": recorder, "sys": sys})
+    *_, last = recorder.sites.values()
+    assert (len(recorder.sites), last.where, last.calls) == (4, "Bcast elsewhere", 6)
+
+
+def test_a_profile_that_cannot_be_written_is_printed(tmp_path):
+    told = write([ran(9, [Kept(5, 1, 2, 0, BOTH)])], tmp_path / "none" / "profile", 0)
+    assert told.startswith("No rank is waited for long")
+    assert "No such file or directory; name another file by --profile=FILE" in told
 
 
 def ran(whole, kept, **sums):
