@@ -1,6 +1,7 @@
 """The commands of benchmarks/, started as their README says, on small sizes."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -46,6 +47,17 @@ def test_schedules_are_rehearsed(tmp_path):
     words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
     rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
     assert all(int(row[-2]) <= int(row[-1]) for row in rows) and len(rows) == 9  # activations
+
+
+@pytest.mark.slow
+def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
+    words = ["digits_mlp", "-n2", "--flops=1e9", "--top=2", "--steps=4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.layouts", *words],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "Kendall's tau" in done.stdout and "times the fastest" in done.stdout
 
 
 @pytest.mark.slow

@@ -316,6 +316,10 @@ class Machine:
         self._take_back()
         return len(self._allocations) - sum(len(pool) for pool in self._pools.values())
 
+    def total_bytes(self):
+        """Bytes on devices, as CuPy's pool counts them, what was freed included."""
+        return sum(a.stop - a.start for a in self._allocations if a.device is not None)
+
     def register(self, start, nbytes, device):
         """So that other devices cannot reach it; of the host for ``None``."""
         insort(self._allocations, Allocation(start, start + nbytes, device), key=lambda a: a.start)

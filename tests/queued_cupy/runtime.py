@@ -333,6 +333,7 @@ def modules(runtime, nccl):
     for name in SHARED:
         setattr(cupy, name, getattr(np, name))
     cupy.RawModule, cupy.RawKernel = raw.RawModule, raw.RawKernel
+    cupy.get_default_memory_pool = lambda: runtime.machine
     cupyx.scatter_add, cupyx.allow_synchronize = scatter_add, allow_synchronize
     cupy.__path__ = cuda.__path__ = []
     cupy.cuda, cupy.asarray = cuda, partial(_asarray, runtime)
