@@ -1,12 +1,10 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
-import ctypes
-import gc
+import builtins
 import os
 import sys
 import time
 from collections.abc import Callable
-from importlib import _bootstrap
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -40,13 +38,6 @@ def install() -> None:
     mpi4py.MPI = module
     _replace_clock()
     _leave_out_imports()
-    # Types of MPI, whose class takes no other methods, pack for virtual communicators, too.
-    methods = gc.get_referents(vars(library.Datatype))[0]
-    for name in ("Pack", "Pack_size", "Unpack"):
-        methods[name] = lambda *given, comm=None, then=methods[name], **named: then(
-            *given[: len(given) - (comm is None)], comm=library.COMM_SELF, **named
-        )
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library.Datatype))
 
     from collectives.execution import waiting
 
@@ -81,20 +72,20 @@ def _replace_clock() -> None:
 
 def _leave_out_imports() -> None:
     """The time of an import, which the process does once for all ranks, is no rank's."""
-    load = _bootstrap._find_and_load  # type: ignore[attr-defined]
+    load = builtins.__import__
 
-    def found(*given: Any) -> Any:
+    def found(*given: Any, **named: Any) -> Any:
         rank = getattr(HERE, "rank", None)
         if rank is None or HERE.imports:
-            return load(*given)
+            return load(*given, **named)
         rank.now()
         HERE.imports = True
         try:
-            return load(*given)
+            return load(*given, **named)
         finally:
             HERE.imports, rank.cpu = False, time.thread_time()
 
-    _bootstrap._find_and_load = found  # type: ignore[attr-defined]
+    builtins.__import__ = found
 
 
 def end_process(status: int) -> NoReturn:
