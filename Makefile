@@ -16,7 +16,7 @@ ROUNDS ?= 50
 # Of make test-full: drawn moments at which runs are killed, of each kind of fault.
 SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm;
-# HOW=run: as unchanged programs.
+# HOW=run: as unchanged programs; HOW=virtual: on virtual ranks.
 SIZES  ?= 1,2,3,4,5,7,8
 # Of make torch-tests: the backend, the name that it has there, and the ranks.
 SUITE  ?= --as gloo -n 2

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import unittest
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +56,8 @@ def on_this_rank(tests: Path, module: str, how: str) -> int:
         world, alone = Communicator(MPI.COMM_WORLD), Communicator(MPI.COMM_SELF)
         MPI.COMM_WORLD, MPI.COMM_SELF = world, alone  # type: ignore[misc]
     sys.path.insert(0, str(tests))
+    if how == "virtual":
+        of_each_rank()
     suite = unittest.defaultTestLoader.loadTestsFromName(module)
     if how != "plain" and (of_topologies := getattr(sys.modules[module], "BaseTestTopo", None)):
         # It asks MPI.Comm for the class of a handle, which knows those of mpi4py.
@@ -69,13 +72,27 @@ def on_this_rank(tests: Path, module: str, how: str) -> int:
     return 0
 
 
+def of_each_rank() -> None:
+    """Gives each thread a state of its own where the tests keep theirs in a function."""
+    import arrayimpl  # type: ignore[import-not-found]
+
+    class Loop(threading.local):
+        __call__ = staticmethod(arrayimpl.loop)
+
+    if not isinstance(arrayimpl.loop, threading.local):
+        arrayimpl.loop = Loop()
+
+
 def run(tests: Path, module: str, size: int, how: str) -> tuple[int, dict[str, str]]:
     """How many tests ran on each of ``size`` ranks, and what failed, with its traceback."""
     launcher = os.environ.get("MPIEXEC", "mpiexec")
     command = [launcher, "-n", str(size), sys.executable, "-m"]
-    if how != "ours" and how != "plain":
+    if how == "virtual":
+        command = [sys.executable, "-m", "collectives.virtual", "-n", str(size), __file__]
+    elif how != "ours" and how != "plain":
         command += ["collectives", *how.split(), "-m"]
-    command += ["tests.conformance", "--tests", str(tests), "--module", module, "--how", how]
+    command += [] if how == "virtual" else ["tests.conformance"]
+    command += ["--tests", str(tests), "--module", module, "--how", how]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         ran, failed = json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +114,7 @@ def main() -> int:
         "--how",
         default="ours",
         help="ours in the place of the constants; or 'run', 'run --profile=/tmp/conformance/run': "
-        "as unchanged programs; or plain",
+        "as unchanged programs; virtual: on virtual ranks; or plain",
     )
     options = parser.parse_args()
     if options.module:
