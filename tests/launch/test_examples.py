@@ -27,7 +27,7 @@ def example(folder, name, ranks=2):
 
 
 def test_every_example_is_run_here():
-    tested = {"allreduce", "own_algorithm", "own_data", "pipeline", "transformer"}
+    tested = {"allreduce", "halo", "own_algorithm", "own_data", "pipeline", "transformer"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
     assert {path.stem for path in SCRIPTS.glob("*.py")} == {*TRAINING, "checkpoint", "gan"}
 
@@ -41,6 +41,14 @@ def test_allreduce(tmp_path):
         "nonblocking",
         "loads and stores",
     ]
+
+
+def test_an_unchanged_program_has_the_same_digits(tmp_path):
+    plain = example(tmp_path, "halo", ranks=4)
+    assert plain.count("\n") == 4
+    program = ROOT / "examples" / "halo.py"
+    assert run(tmp_path, 4, "-m", "collectives", "run", "--profile", program) == plain
+    assert run(tmp_path, None, "-m", "collectives.virtual", "-n", "4", program) == plain
 
 
 #: Ranks, and processes of each that read ahead.
