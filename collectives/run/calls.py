@@ -1,9 +1,10 @@
 """The methods of communicators and requests whose calls are recorded."""
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial, wraps
-from time import perf_counter
+from types import FrameType
 from typing import Any
 
 from mpi4py import MPI
@@ -29,9 +30,10 @@ _PLACES = {
 _PEERS = ("dest", "source")
 _MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
 _FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
-_NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
-_TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
+NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
+TOPOLOGY = ["Sub", *(name for name in dir(MPI.Topocomm) if "eighbor_" in name)]
 _WAITS = "Wait wait Waitall waitall Waitany waitany Waitsome waitsome"
+_OWN = ("collectives.virtual", "collectives.execution", "collectives.calls")
 _TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
 
 
@@ -99,14 +101,15 @@ class Watch:
                 return own
 
             def __init_subclass__(cls) -> None:
-                watch._record(cls, _TOPOLOGY)  # of our own class for a grid or a graph
+                watch.record(cls, TOPOLOGY)  # of our own class for a grid or a graph
 
         for name in ("__module__", "__qualname__", "__name__"):
             setattr(Watched, name, getattr(base, name))
-        self._record(Watched, _NAMES)
+        self.record(Watched, NAMES)
         return Watched
 
-    def _record(self, cls: type[Any], names: list[str]) -> None:
+    def record(self, cls: type[Any], names: list[str]) -> None:
+        """Records these methods of a class of communicators."""
         for name in names:
             if (method := getattr(cls, name, None)) is not None:
                 setattr(cls, name, self._method(method, name))
@@ -119,9 +122,11 @@ class Watch:
 
         @wraps(method)
         def call(comm: Any, *given: Any, **named: Any) -> Any:
+            if _is_own(frame := sys._getframe(1)):
+                return method(comm, *given, **named)
             if source and len(given) <= source + 2 and named.get("status") is None:
                 named["status"] = MPI.Status()
-            begun = perf_counter()
+            begun = time.perf_counter()
             found = method(comm, *given, **named)
             of = partial(comm.numbers.of, name, given, named) if comm.numbers else list
             role, kind = CAME | WAITED, kinds.get(type(found))
@@ -129,9 +134,9 @@ class Watch:
                 role, found = CAME, kind(found)
                 found.again, found.numbers = (of, []) if later else (list, of())
             numbers = of() if kind is None else found.numbers
-            site = add(sys._getframe(1), name, begun, numbers, role)
+            site = add(frame, name, begun, numbers, role)
             site.nbytes += next(filter(None, map(nbytes_of, (*given[:2], *named.values()))), 0)
-            if ours and (plan := comm.last_plan) is not None:
+            if ours and (plan := getattr(comm, "last_plan", None)) is not None:
                 site.took[plan.algorithm, plan.reason] += 1
             return found
 
@@ -145,7 +150,8 @@ class Watch:
                 many = name.endswith(("all", "any", "some"))
                 call = self._completion(method, name, many)
                 members[name] = staticmethod(call) if many else call
-        return _Kind(kind.__name__, (kind,), members)
+        made = _Kind if type(kind) is type else type(kind)
+        return made(kind.__name__, (kind,), members)
 
     def _completion(self, method: Callable[..., Any], name: str, many: bool) -> Callable[..., Any]:
         """Start, Wait, Test or another, of one request or of many."""
@@ -154,7 +160,9 @@ class Watch:
 
         @wraps(method)
         def call(*given: Any, **named: Any) -> Any:
-            begun = perf_counter()
+            if _is_own(frame := sys._getframe(1)):
+                return method(*given, **named)
+            begun = time.perf_counter()
             found = method(*given, **named)
             numbers: list[int] = []
             requests = given[0] if given else named["requests"]
@@ -165,10 +173,15 @@ class Watch:
                 if own and (starts or ends or not request):
                     numbers += own
                     request.numbers = own if starts else []
-            add(sys._getframe(1), name, begun, numbers, role)
+            add(frame, name, begun, numbers, role)
             return found
 
         return call
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether a call is made within another one."""
+    return str(frame.f_globals.get("__package__")).startswith(_OWN)
 
 
 class _Kind(type):

@@ -6,10 +6,10 @@ take as much memory as minutes.
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 CAME, WAITED = 1, 2
 #: Single calls that a rank keeps: some 3 MB.
 MOST = 20_000
+MOST_SITES = 10_000  # later ones, of code that is made again and again, are one a method
 
 
 class Kept(NamedTuple):
@@ -53,20 +54,22 @@ class Recorder:
     def __init__(self) -> None:
         self.sites: dict[tuple[str, int, int, str], Site] = {}
         self.kept: list[Kept] = []
-        self.mask, self.last = 0, perf_counter()
+        self.mask, self.last = 0, time.perf_counter()
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
     ) -> Site:
         """A call has ended."""
-        ended = perf_counter()
+        ended = time.perf_counter()
         code = frame.f_code
         key = code.co_filename, code.co_firstlineno, frame.f_lasti, name
         site = self.sites.get(key)
         if site is None:
             file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             where = f"{name} at {file}:{frame.f_lineno}"
-            site = self.sites[key] = Site(len(self.sites), where)
+            if len(self.sites) >= MOST_SITES:
+                key, where = ("", 0, 0, name), f"{name} elsewhere"
+            site = self.sites.setdefault(key, Site(len(self.sites), where))
         site.calls += 1
         site.seconds += ended - begun
         site.before += max(0.0, begun - self.last)

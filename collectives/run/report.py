@@ -66,7 +66,7 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
         inside, waiting = sum(c.seconds[rank] for c in found), sum(c.waited[rank] for c in found)
         kinds = {"computing": max(0.0, ran.seconds - inside), "communicating": inside - waiting}
         spent.append({**kinds, "waiting": waiting})
-    said = finding(ranks, found)
+    said = finding(ranks, waits, found)
     text = f"{said}\n\n{times(spent)}\n\n{sites(found)}"
     if halved:
         text += f"\n\nwaits are those of a sample: 1 call in {1 << halved}"
@@ -74,7 +74,7 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
     for rank, own in enumerate(waits):
         row = {"pid": 0, "tid": rank}
         events.append({**row, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}})
-        for begun, ended, site, waited, late in own:
+        for begun, ended, site, waited, late, _ in own:
             spans = [(ranks[rank].sites[site].where, "communicating", ended - begun)]
             spans += [(f"waits for rank {late}", "waiting", waited)] if waited else []
             for name, kind, lasted in spans:
@@ -82,6 +82,9 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
                 events.append({**row, "ph": "X", **span})
     data = {"traceEvents": events, "text": text}
     page = fill("collectives.run", "profile.html", said, data)
-    replace(file.with_name(f"{file.name}.html"), page)
-    replace(file.with_name(f"{file.name}.json"), json.dumps(data))
+    try:
+        replace(file.with_name(f"{file.name}.html"), page)
+        replace(file.with_name(f"{file.name}.json"), json.dumps(data))
+    except OSError as error:
+        return f"{text}\n\n{file}.html: {error.strerror}; name another file by --profile=FILE"
     return f"{text}\n\n{file}.html has the timeline; https://ui.perfetto.dev opens {file}.json"

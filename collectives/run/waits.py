@@ -4,13 +4,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from math import sqrt
+from statistics import median, stdev
 from typing import NamedTuple
 
 from collectives.run.record import CAME, WAITED, Kept, Site
 
-#: A call: when it began and ended, its site's number, how long it waited, and for which rank.
-Wait = tuple[float, float, int, float, int]
+#: A call: its begin and end, its site's number, how long it waited, for which rank, its number.
+Wait = tuple[float, float, int, float, int, int]
 
 
 class Ran(NamedTuple):
@@ -60,7 +61,7 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
                 waited, late = arrivals[place][0] - one.begun, arrivals[place][1]
             key = one.begun, one.site
             if key not in calls or waited > calls[key][3]:  # a Waitall has many numbers
-                calls[key] = one.begun, one.ended, one.site, waited, late
+                calls[key] = one.begun, one.ended, one.site, waited, late, one.number
         found.append(list(calls.values()))
     return found
 
@@ -78,35 +79,40 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
         total: dict[int, float] = defaultdict(float)
         for begun, ended, number, *_ in own:
             total[number] += ended - begun
-        for _, _, number, seconds, late in own:
+        for _, _, number, seconds, late, call in own:
             site = ran.sites[number]
             waited = seconds * site.seconds / (total[number] or 1.0)
             found[site.where].waited[rank] += waited
             found[site.where].late[late] += waited
-        for one in ran.kept:
-            found[ran.sites[one.site].where].is_message |= one.number < 0
+            found[site.where].is_message |= call < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
 
 
-def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
+def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequence[Cost]) -> str:
     """The first thing to know, in a sentence."""
-    total = sum(ran.seconds for ran in ranks) or 1.0
     waited = sum(sum(cost.waited) for cost in costs)
-    if waited < 0.05 * total:
-        return f"No rank is waited for long: {waited / total:.0%} of all time is waiting."
+    part = waited / (sum(ran.seconds for ran in ranks) or 1.0)
+    if part < 0.05:
+        return f"No rank is waited for long: {part:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
-    late = max(worst.late, key=lambda rank: worst.late[rank])
+    late = max(range(len(ranks)), key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
+    there = [
+        (rank, one[4], one[3], one[5])
+        for rank, (ran, own) in enumerate(zip(ranks, waits))
+        for one in own
+        if one[3] and ran.sites[one[2]].where == worst.where
+    ]
+    lost = sum(cost.late.get(late, 0.0) for cost in costs)
+    share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
+    own, usual = _beside(worst, worst.before, late)
+    is_alike = share < 0.1 and own < 1.1 * usual  # a machine's ranks differ by as much
+    if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
+        return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
-        most = max(range(len(ranks)), key=lambda rank: worst.waited[rank])
+        most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
         part = worst.waited[most] / ranks[most].seconds
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
-    lost = sum(cost.late.get(late, 0.0) for cost in costs)
-    if lost < 0.5 * waited:
-        part = waited / total
-        return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
-    share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
-    own, usual = _beside(worst, worst.before, late)
     if usual < 0.2 * own:
         return f"Rank {late} works alone, a serial section: {loss}"
     for cost in costs:
@@ -117,6 +123,20 @@ def finding(ranks: Sequence[Ran], costs: Sequence[Cost]) -> str:
     if own > 1.1 * usual:
         return f"Rank {late} is slow, it computes {own / usual:.1f} times as long: {loss}"
     return f"Rank {late} comes last: {loss}"
+
+
+def _is_chance(waits: Sequence[tuple[int, int, float, int]], late: int) -> bool:
+    """Whether waits, as (rank, for which, seconds, call), are for rank ``late`` by chance.
+
+    By chance, as of noise, it waits as much itself: by call, the others' waits for it less its own
+    have a small sum beside their absolute values, or beside three standard errors.
+    """
+    found: dict[int, float] = defaultdict(float)
+    for rank, whom, seconds, call in waits:
+        found[call] += seconds * ((whom == late) - (rank == late))
+    swings = list(found.values())
+    few = len(swings) > 1 and sum(swings) < 3 * stdev(swings) * sqrt(len(swings))
+    return few or sum(swings) < 0.5 * sum(map(abs, swings))
 
 
 def _beside(cost: Cost, values: Sequence[float], late: int) -> tuple[float, float]:

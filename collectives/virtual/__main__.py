@@ -1,6 +1,7 @@
 """``python -m collectives.virtual -n 8 program.py``: runs a program of mpi4py on virtual ranks."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -14,21 +15,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
     parser.add_argument("-n", "--ranks", type=rank_count, default=4, help="number of ranks (4)")
     add_virtual(parser)
+    text = "at the end, print who waited for whom, and write FILE.html and FILE.json"
+    parser.add_argument("--profile", type=os.path.abspath, metavar="FILE", help=text)
     parser.add_argument("program", type=Path, help="file of the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args()
+    options.program.exists() or parser.error(f"there is no file {options.program}")
     install()
     program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
     cluster = VirtualCluster(
         options.ranks, modelled, slower=options.slower, async_progress=options.async_progress
     )
+    if options.profile:
+        from collectives.virtual import profile  # of the MPI that is installed now
+
+        profile.record(cluster)
     try:
         cluster.run(program)
     except Deadlock as error:
         print(error, file=sys.stderr)
         end_process(1)
-    print(cluster.table(), file=sys.stderr)
+    told = profile.write(cluster, Path(options.profile)) if options.profile else cluster.table()
+    print(told, file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ from math import inf
 from typing import Any
 
 from collectives.analysis.topology import Topology
+from collectives.run.report import times
 from collectives.virtual import report
 from collectives.virtual.generators import remembered
 from collectives.virtual.links import Links
@@ -95,8 +96,9 @@ class VirtualCluster:
         return max(rank.clock for rank in self.ranks)
 
     def table(self) -> str:
-        """The time of each rank, for people."""
-        return report.times(self.ranks)
+        """The seconds of each rank, and its shares of computing, communicating and waiting."""
+        told = "\ncomputing is CPU time here: one rank's noise is what the others wait for"
+        return times([rank.spent for rank in self.ranks]) + told * self.measures
 
     def call(self, rank: Rank, at: float) -> None:
         """A rank can go on at this time, unless it goes on before."""

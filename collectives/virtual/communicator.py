@@ -1,11 +1,12 @@
 """Groups and communicators of virtual ranks."""
 
-import pickle
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI as library
+from mpi4py.MPI import pickle
 
 from collectives.execution.memory import HOST
 from collectives.virtual.buffers import blocks, memory, put
@@ -29,28 +30,39 @@ class Group(Handled):
         number = here().number
         return self.handle.index(number) if number in self.handle else UNDEFINED
 
-    def Translate_ranks(self, ranks: Sequence[int] | None, other: "Group") -> list[int]:
-        places = {number: place for place, number in enumerate(other.handle)}
-        own = range(self.size) if ranks is None else ranks
-        return [places.get(self.handle[rank], UNDEFINED) for rank in own]
+    def Translate_ranks(self, ranks: Any = None, group: "Group | None" = None) -> list[int]:
+        other = here().cluster.world.members if group is None else group.handle
+        places = {number: place for place, number in enumerate(other)}
+        found = {rank: places.get(number, UNDEFINED) for rank, number in enumerate(self.handle)}
+        found[library.PROC_NULL] = library.PROC_NULL
+        return [found[rank] for rank in (range(self.size) if ranks is None else ranks)]
 
     def Incl(self, ranks: Sequence[int]) -> "Group":
+        if not all(0 <= rank < self.size for rank in ranks):
+            raise library.Exception(library.ERR_RANK)
         return Group.of(tuple(self.handle[rank] for rank in ranks))
 
     def Excl(self, ranks: Sequence[int]) -> "Group":
-        return self.Incl([rank for rank in range(self.size) if rank not in ranks])
+        return Group.Difference(self, self.Incl(ranks))
 
-    def Get_rank(self) -> int:
-        return self.rank
+    def Union(self, group: "Group") -> "Group":
+        return Group.of(tuple(dict.fromkeys((*self.handle, *group.handle))))
 
-    def Get_size(self) -> int:
-        return self.size
+    def Intersection(self, group: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in self.handle if rank in group.handle))
+
+    def Difference(self, group: "Group") -> "Group":
+        return Group.of(tuple(rank for rank in self.handle if rank not in group.handle))
+
+    def Compare(self, group: "Group") -> int:
+        return _compared(self.handle, group.handle, library.IDENT)
 
 
 class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
     is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
+    Create_keyval, Free_keyval = library.Comm.Create_keyval, library.Comm.Free_keyval
 
     @property
     def size(self) -> int:
@@ -60,23 +72,30 @@ class Comm(VirtualMessages):
     def group(self) -> Group:
         return Group.of(self.handle.members)
 
-    def Get_rank(self) -> int:
-        return self.rank
+    def Compare(self, comm: "Comm") -> int:
+        alike = library.IDENT if self == comm else library.CONGRUENT
+        return _compared(self.handle.members, comm.handle.members, alike)
 
-    def Get_size(self) -> int:
-        return self.size
+    def Free(self) -> None:
+        if local := self.handle.locals.pop(self.rank, None):
+            local.Free()
+        super().Free()
 
-    def Get_group(self) -> Group:
-        return self.group
+    name = property(lambda self: self.Get_name(), lambda self, name: self.Set_name(name))
+    info = property(lambda self: self.Get_info(), lambda self, info: self.Set_info(info))
 
-    def Get_topology(self) -> int:
-        return self.topology
+    @property
+    def local(self) -> Any:
+        """MPI's own communicator of this rank alone."""
+        found = self.handle.locals
+        return found.get(self.rank) or found.setdefault(self.rank, library.COMM_SELF.Dup())
 
-    def Get_attr(self, key: int) -> Any:
-        return 1 << 30 if key == library.TAG_UB else None
+    def Get_attr(self, keyval: int) -> Any:
+        return (library.COMM_WORLD if keyval == library.TAG_UB else self.local).Get_attr(keyval)
 
-    def Set_errhandler(self, errhandler: Any) -> None:
-        """Does nothing: an error is an exception, and one that nobody catches ends all ranks."""
+    def __getattr__(self, name: str) -> Any:
+        is_local = name.endswith(("_name", "_info", "_attr", "_errhandler"))
+        return getattr(self.local, name) if is_local else super().__getattr__(name)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         raise SystemExit(errorcode)
@@ -98,10 +117,11 @@ class Comm(VirtualMessages):
         return Intracomm.of(None if color == UNDEFINED else found)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
-        return self.Split(self.rank if split_type == library.COMM_TYPE_SHARED else 0, key)
+        color = {library.COMM_TYPE_SHARED: self.rank, UNDEFINED: UNDEFINED}
+        return self.Split(color.get(split_type, 0), key)
 
     def Dup(self, info: Any = None) -> Any:
-        made, request = Comm.Idup(self)
+        made, request = Comm.Idup(self, info)
         request.Wait()
         return made
 
@@ -109,9 +129,12 @@ class Comm(VirtualMessages):
 
     def Idup(self, info: Any = None) -> tuple[Any, VirtualRequest]:
         made, own = type(self).of(None), self.handle
+        copied = self.local.Dup(info) if info or self.rank in own.locals else None
 
-        def finish(context: Context, _: int) -> None:
+        def finish(context: Context, number: int) -> None:
             made.handle = context
+            if copied:
+                context.locals[number] = copied
 
         return made, VirtualRequest.of(
             own.meet("idup", b"", finish, lambda _: Context(own.members, own.topology))
@@ -132,13 +155,10 @@ class Comm(VirtualMessages):
         VirtualRequest.of(pending).Wait()
         return pending.result
 
-    def Ibarrier(self) -> VirtualRequest:
-        return VirtualRequest.of(self.handle.meet("a barrier", b"", lambda *_: None))
+    Barrier, Ibarrier, _ = forms(lambda self: self.handle.meet("a barrier", b"", lambda *_: None))
+    barrier = Barrier
 
-    def Barrier(self) -> None:
-        self.Ibarrier().Wait()
-
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> VirtualRequest:
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> Operation:
         from collectives.calls.buffers import read_buffer  # starts MPI
         from collectives.calls.call import combiner
 
@@ -156,11 +176,9 @@ class Comm(VirtualMessages):
             put(into.items.view(np.uint8), total)
 
         part = own.items.view(np.uint8).copy()
-        pending = self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
-        return VirtualRequest.of(pending)
+        return self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = library.SUM) -> None:
-        self.Iallreduce(sendbuf, recvbuf, op).Wait()
+    Allreduce, Iallreduce, _ = forms(_allreduce)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, form: str = "") -> VirtualRequest:
         into = blocks(recvbuf, self.size, form, writes=True)
@@ -172,8 +190,7 @@ class Comm(VirtualMessages):
 
         return VirtualRequest.of(self.handle.meet("an all-gather", own.copy(), finish))
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> VirtualRequest:
-        return self.Iallgather(sendbuf, recvbuf, "v")
+    Iallgatherv = partialmethod(Iallgather, form="v")
 
     def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Operation:
         peers, into = range(self.size), blocks(recvbuf, self.size, "w", writes=True)
@@ -184,19 +201,18 @@ class Comm(VirtualMessages):
 
     # Collectives of objects.
 
-    def barrier(self) -> None:
-        self.Barrier()
-
     def allgather(self, sendobj: Any) -> list[Any]:
         every = self._meet("allgather", pickle.dumps(sendobj), lambda parts, _: parts)
         return [pickle.loads(part) for part in every]
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        self._check(root)
         own = pickle.dumps(obj) if self.rank == root else b""
         found = self._meet(f"bcast from {root}", own, lambda parts, _: parts[root])
         return obj if self.rank == root else pickle.loads(found)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        self._check(root)
         every = self._meet(f"gather to {root}", pickle.dumps(sendobj), lambda parts, _: parts)
         return [pickle.loads(part) for part in every] if self.rank == root else None
 
@@ -207,6 +223,10 @@ class Comm(VirtualMessages):
     def scatter(self, sendobj: Any = None, root: int = 0) -> Any:
         own = self._one_for_each(sendobj) if self.rank == root else None
         return self.bcast(own, root)[self.rank]
+
+    def _check(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise library.Exception(library.ERR_ROOT)
 
     def _one_for_each(self, objects: Any) -> list[Any]:
         found = list(objects)
@@ -235,3 +255,9 @@ class Intracomm(Comm):
 
 def _in_place(sendbuf: Any) -> bool:
     return sendbuf is library.IN_PLACE or sendbuf is None
+
+
+def _compared(one: Sequence[int], other: Sequence[int], alike: int) -> int:
+    if tuple(one) == tuple(other):
+        return alike
+    return library.SIMILAR if sorted(one) == sorted(other) else library.UNEQUAL

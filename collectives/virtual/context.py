@@ -22,6 +22,7 @@ class Context:
             all of them whose messages are apart.
         topology: by rank, its place in a grid or graph, in the words of its class.
         ours: the communicators whose algorithms serve these ranks.
+        called, locals: by rank, its recorded calls' numbers, and MPI's communicator of it alone.
     """
 
     def __init__(self, members: Sequence[int], topology: dict[int, Any] | None = None) -> None:
@@ -32,6 +33,8 @@ class Context:
         self.groups: dict[Any, Context] = {}
         self.topology: dict[int, Any] = dict(topology or {})
         self.ours: dict[int, Any] = {}
+        self.called: dict[int, Any] = {}
+        self.locals: dict[int, Any] = {}
         self._met = [0] * len(self.members)
         #: By turn: the name, and by member the part and the operation.
         self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}
@@ -39,6 +42,9 @@ class Context:
     def apart(self, name: Any, members: Sequence[int] | None = None) -> "Context":
         """The context of this name among ``members``, by default all."""
         return self.groups.setdefault(name, Context(self.members if members is None else members))
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no communicator can be pickled but a constant of MPI")
 
     def meet(
         self,

@@ -1,18 +1,18 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
+import ctypes
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import _bootstrap
 from types import ModuleType
 from typing import Any, NoReturn
 
 import mpi4py
 
 from collectives.virtual.rank import HERE, here
-
-#: Variables of real messages, which are none of a virtual cluster's.
-_VARIABLES = ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS")
 
 
 def install() -> None:
@@ -26,7 +26,7 @@ def install() -> None:
     """
     if "collectives.communicator" in sys.modules:
         raise RuntimeError("MPI is in use in this process; start a virtual cluster in a new one")
-    for name in _VARIABLES:
+    for name in ("COLLECTIVES_LINK", "COLLECTIVES_CHECKSUMS"):  # of real messages
         os.environ.pop(name, None)
     os.environ["COLLECTIVES_TIMEOUT"] = "0"  # no watchdog: who waits for ever is known exactly
     from mpi4py import MPI as library
@@ -39,6 +39,14 @@ def install() -> None:
     sys.modules["mpi4py.MPI"] = module
     mpi4py.MPI = module
     _replace_clock()
+    _leave_out_imports()
+    # Types of MPI, whose class takes no other methods, pack for virtual communicators, too.
+    methods = gc.get_referents(vars(library.Datatype))[0]
+    for name in ("Pack", "Pack_size", "Unpack"):
+        methods[name] = lambda *given, comm=None, then=methods[name], **named: then(
+            *given[: len(given) - (comm is None)], comm=library.COMM_SELF, **named
+        )
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(library.Datatype))
 
     from collectives.execution import waiting
 
@@ -60,26 +68,33 @@ def install() -> None:
 
 def _replace_clock() -> None:
     """A thread that is a rank sees its rank's clock, and sleeps on it."""
-    really_sleep = time.sleep
 
     def clock(of: Callable[[], float]) -> Callable[[], float]:
-        def read() -> float:
-            rank = getattr(HERE, "rank", None)
-            return of() if rank is None else rank.now()
-
-        return read
-
-    def sleep(seconds: Any) -> None:
-        rank = getattr(HERE, "rank", None)
-        if rank is None:
-            really_sleep(seconds)
-        else:
-            rank.sleep(seconds)
+        return lambda: of() if (rank := getattr(HERE, "rank", None)) is None else rank.now()
 
     time.perf_counter, time.monotonic = clock(time.perf_counter), clock(time.monotonic)
     time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())
     time.monotonic_ns = lambda: round(1e9 * time.monotonic())
-    time.sleep = sleep
+    really = time.sleep
+    time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", really)(seconds)
+
+
+def _leave_out_imports() -> None:
+    """The time of an import, which the process does once for all ranks, is no rank's."""
+    load = _bootstrap._find_and_load  # type: ignore[attr-defined]
+
+    def found(*given: Any) -> Any:
+        rank = getattr(HERE, "rank", None)
+        if rank is None or HERE.imports:
+            return load(*given)
+        rank.now()
+        HERE.imports = True
+        try:
+            return load(*given)
+        finally:
+            HERE.imports, rank.cpu = False, time.thread_time()
+
+    _bootstrap._find_and_load = found  # type: ignore[attr-defined]
 
 
 def end_process(status: int) -> NoReturn:

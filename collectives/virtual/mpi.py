@@ -14,7 +14,7 @@ from mpi4py import MPI as library
 
 from collectives.virtual import topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
-from collectives.virtual.rank import here
+from collectives.virtual.rank import HERE, here
 from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
 
 
@@ -60,10 +60,11 @@ for _name, _found in vars(topologies).items():
 
 #: Classes of MPI's whose objects a virtual cluster has none of.
 _ABSENT: dict[str, Any] = {
-    name: new_class(name, (Handled,)) for name in ("Win", "File", "Intercomm", "Session")
+    one: new_class(one, (Handled,)) for one in ("Win", "File", "Intercomm", "Session", "Grequest")
 }
 for _name in _ABSENT:
     _ABSENT[_name].theirs = getattr(library, _name)
+setattr(Comm, "Get_parent", staticmethod(_ABSENT["Intercomm"]))  # noqa: B010
 
 
 class World(Intracomm):
@@ -93,4 +94,5 @@ NAMES = {
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",
+    "Is_thread_main": lambda: hasattr(HERE, "rank"),
 }

@@ -1,10 +1,11 @@
 """Messages of virtual ranks, by the names of MPI."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI as library
+from mpi4py.MPI import pickle
 
 from collectives.virtual.buffers import Gapped, memory
 from collectives.virtual.messages import ANY_SOURCE, ANY_TAG, MessageEnd
@@ -115,6 +116,9 @@ class VirtualMessages(Handled):
     def _posted(self, source: int, tag: int, status: Any) -> MessageEnd | None:
         here().attend()
         wanted = self._receive(None, source, tag)
+        if source == library.PROC_NULL:
+            wanted.post().tell(status)
+            return wanted
         for send in self.handle.sends[self.rank]:
             if wanted.takes(send):
                 send.tell(status)
@@ -130,7 +134,8 @@ class VirtualMessages(Handled):
     ) -> ProbedMessage | None:
         if (send := self._posted(source, tag, status)) is None:
             return None
-        self.handle.sends[self.rank].remove(send)
+        if send.sends:
+            self.handle.sends[self.rank].remove(send)
         return ProbedMessage.of(send)
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:

@@ -1,5 +1,6 @@
 """A rank: a thread with a clock, and the operations that it has begun."""
 
+import os
 import threading
 import time
 from collections import deque
@@ -69,6 +70,7 @@ class Rank:
         state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
         alone: messages and collectives of this rank alone, as ``world`` of the cluster for all.
+        recorder: of its calls, where they are profiled.
     """
 
     cluster: "VirtualCluster"
@@ -87,11 +89,12 @@ class Rank:
     error: BaseException | None = None
     result: Any = None
     alone: Any = None
+    recorder: Any = None
 
     def __post_init__(self) -> None:
         self.called = threading.Lock()
         self.called.acquire()
-        self._cpu = 0.0
+        self.cpu = 0.0
         self._noted = 0
         self._moves = False
 
@@ -104,8 +107,8 @@ class Rank:
         """The clock, after what has been computed since the last look at it."""
         if self.cluster.measures:
             cpu = time.thread_time()
-            self.compute((cpu - self._cpu) * self.cluster.slower)
-            self._cpu = cpu
+            self.compute((cpu - self.cpu) * self.cluster.slower)
+            self.cpu = cpu
         return self.clock
 
     def arrive(self) -> float:
@@ -220,7 +223,7 @@ class Rank:
 
     def _resume(self) -> None:
         self.state, self.waits, self.turn = "ready", None, self.turn + 1
-        self._cpu = time.thread_time()
+        self.cpu = time.thread_time()
         if self.cluster.lost is not None:
             raise self.cluster.lost
 
@@ -260,9 +263,10 @@ def _imported() -> str:
 
 
 class _ThisThread(threading.local):
-    """The rank that a thread is."""
+    """The rank that a thread is, and whether it imports a module."""
 
     rank: Rank
+    imports = False
 
 
 HERE = _ThisThread()
@@ -277,4 +281,8 @@ def here() -> Rank:
     try:
         return HERE.rank
     except AttributeError:
-        raise RuntimeError("this thread is no rank of a virtual cluster") from None
+        told = "a thread that is no virtual rank calls MPI; start this program with mpiexec"
+        if threading.current_thread() is not threading.main_thread():
+            os.write(2, f"{told}\n".encode())  # ranks may wait for this thread
+            os._exit(1)
+        raise RuntimeError(told) from None

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 
 from collectives.failure.history import call_site
-from collectives.run.report import times as table
 from collectives.virtual.rank import Rank
 
 
@@ -24,11 +23,3 @@ def deadlock(ranks: Sequence[Rank]) -> str:
         place = f", at {code.co_filename}:{line} in {code.co_name}" if code else ""
         lines.append(f"  rank {rank.number} {what}{place}")
     return "\n".join(lines)
-
-
-def times(ranks: Sequence[Rank]) -> str:
-    """The seconds of each rank, and its shares of computing, communicating and waiting."""
-    told = table([rank.spent for rank in ranks])
-    if ranks[0].cluster.measures:
-        told += "\ncomputing is CPU time here: one rank's noise is what the others wait for"
-    return told

@@ -1,12 +1,12 @@
 """Handles and requests of virtual ranks, by the names of MPI."""
 
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn, Self
 
 from mpi4py import MPI as library
+from mpi4py.MPI import pickle
 
 from collectives.virtual.buffers import memory
 from collectives.virtual.messages import MessageEnd, write
@@ -42,6 +42,9 @@ class _Kind(type):
     def __getattr__(cls, name: str) -> Any:
         if not hasattr(cls.theirs, name):
             raise AttributeError(f"{cls.theirs.__name__} has no {name}")
+        own = name.removeprefix("Get_").replace("Is_", "is_")  # Get_size gives size
+        if own != name and any(own in vars(base) for base in cls.__mro__):
+            return lambda self: getattr(self, own)
         return lacks(cls.theirs.__name__, name)
 
 
@@ -78,7 +81,7 @@ class Handled(metaclass=_Kind):
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(type(self), name)
-        return method if callable(getattr(self.theirs, name)) else method()
+        return partial(method, self) if callable(getattr(self.theirs, name)) else method()
 
     def Free(self) -> None:
         self.handle = None
@@ -284,8 +287,13 @@ class ProbedMessage(Handled):
 
     theirs = library.Message
 
+    Probe = probe = staticmethod(lambda comm, *given, **named: comm.Mprobe(*given, **named))
+    Iprobe = iprobe = staticmethod(lambda comm, *given, **named: comm.Improbe(*given, **named))
+
     def _taken(self, data: Any) -> VirtualRequest:
         send: MessageEnd = self.handle
+        if send.source == library.PROC_NULL:
+            return VirtualRequest.of(send)
         self.handle = None
         receive = MessageEnd(send.context, False, data, send.source, send.target, send.tag)
         send.meet(receive, here().arrive())

@@ -84,15 +84,12 @@ class Cartcomm(Topocomm):
     theirs, topology, twist = library.Cartcomm, library.CART, 1
     dims, periods, coords = _parts(lambda self: self.topo, 3)
     topo = property(lambda self: self.Get_topo())
-    dim = ndim = property(lambda self: self.Get_dim())
+    dim = ndim = property(lambda self: len(self.layout[0]))
 
     @property
     def inoutedges(self) -> Any:
         sides = [side for along in range(self.ndim) for side in self.Shift(along, 1)]
         return sides, list(sides)
-
-    def Get_dim(self) -> int:
-        return len(self.layout[0])
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         dims, periods = self.layout
@@ -140,12 +137,6 @@ class Graphcomm(Topocomm):
     neighbors = property(lambda self: self.Get_neighbors(self.rank))
     nneighbors = property(lambda self: len(self.neighbors))
     inoutedges = property(lambda self: (self.neighbors, self.neighbors))
-
-    def Get_topo(self) -> Any:
-        return self.topo
-
-    def Get_dims(self) -> Any:
-        return self.dims
 
     def Get_neighbors(self, rank: int) -> list[int]:
         first, last = list(pairwise([0, *self.index]))[rank]

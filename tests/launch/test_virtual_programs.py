@@ -32,3 +32,50 @@ def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, 
     for real, virtual in zip(found["real"], found["virtual"], strict=True):
         assert len(real) == last - first
         assert virtual == real
+
+
+PROGRAM_OF_RANKS = """
+import array, sys, time
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+at, packed = 0, bytearray(MPI.INT.Pack_size(4, comm))
+at = MPI.INT.Pack(np.arange(4, dtype="i"), packed, at, comm)
+came = np.zeros(4, "i")
+MPI.INT.Unpack(packed, 0, came, comm=comm)
+assert came.tolist() == [0, 1, 2, 3] and at == len(packed)
+if comm.rank == 1:
+    import imported_once
+    assert time.perf_counter() < imported_once.SECONDS
+for step in range(12):
+    time.sleep(0.3 if comm.rank == 2 else 0.1)
+    comm.Bcast(np.ones(100_000))
+    comm.Ireduce(np.ones(9), np.ones(9), root=0).Wait()
+"""
+
+
+@scratch
+def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM_OF_RANKS)
+    text = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.5: pass"
+    (tmp_path / "imported_once.py").write_text(f"{text}\nSECONDS = 0.5\n")
+    words = ("-m", "collectives.virtual", "-n", 3, "--profile=found", "program.py")
+    done = programs.run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "Rank 2 is slow, it computes " in done.stderr
+    assert " Bcast at program.py:17" in done.stderr
+    assert "collectives/" not in (tmp_path / "found.json").read_text()
+    assert "Rank 2 is slow" in (tmp_path / "found.html").read_text()
+
+
+@scratch
+def test_a_thread_that_is_no_rank_ends_all_ranks(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import threading\nfrom mpi4py import MPI\nend = threading.Event()\n"
+        "threading.Thread(target=lambda: end.set(MPI.COMM_WORLD.bcast(1)), daemon=True).start()\n"
+        "end.wait()\n"
+    )
+    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
+    assert done.returncode == 1
+    assert "a thread that is no virtual rank calls MPI; start this" in done.stderr

@@ -1,5 +1,7 @@
 """Calls of MPI on virtual ranks: buffers, statuses, objects, and numbers of ranks."""
 
+import pickle
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -98,7 +100,11 @@ def test_what_a_virtual_cluster_lacks_is_refused_with_its_reason():
             (lambda: NAMES["Win"].Create(None), "no Win.Create: each rank has a node to itself"),
             (lambda: NAMES["File"].Open(COMM_WORLD, "x"), "no File.Open: .* open one in Python"),
             (lambda: COMM_WORLD.Create_intercomm(0, COMM_WORLD, 0), "it has messages, collectives"),
-            (lambda: COMM_WORLD.info, "no Intracomm.info"),
+            (
+                lambda: COMM_WORLD.Spawn("x"),
+                "no Intracomm.Spawn: .* start this program with mpiexec",
+            ),
+            (lambda: COMM_WORLD.group.Range_incl([(0, 0, 1)]), "no Group.Range_incl"),
         ):
             with pytest.raises(NotImplementedError, match=told):
                 call()
@@ -149,3 +155,61 @@ def test_a_small_message_has_what_was_in_its_buffer_when_it_left():
             return found.tolist()
 
     assert run(2, program)[1] == [1.0] * 3
+
+
+def test_a_communicator_has_names_attributes_and_infos_of_its_rank():
+    def program():
+        key = COMM_WORLD.Create_keyval(copy_fn=lambda comm, key, value: value + 1)
+        COMM_WORLD.Set_attr(key, 10 * COMM_WORLD.rank)
+        COMM_WORLD.name = f"world of {COMM_WORLD.rank}"
+        COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+        made = COMM_WORLD.Dup(MPI.Info.Create({"one": "two"}))
+        assert isinstance(made.Get_info(), MPI.Info)
+        assert COMM_WORLD.Compare(made) == MPI.CONGRUENT
+        assert COMM_WORLD.Compare(COMM_WORLD) == MPI.IDENT
+        assert not made.Get_attr(MPI.TAG_UB) < 32767 and not made.Is_inter()
+        assert COMM_WORLD.Get_parent() == NAMES["COMM_NULL"]
+        found = COMM_WORLD.Get_attr(key), made.Get_attr(key), COMM_WORLD.Get_name()
+        made.Free()
+        with pytest.raises(ValueError, match="but a constant of MPI"):
+            pickle.dumps(COMM_WORLD.Dup())
+        assert pickle.loads(pickle.dumps(COMM_WORLD)) == COMM_WORLD
+        return found
+
+    assert run(2, program) == [(0, 1, "world of 0"), (10, 11, "world of 1")]
+
+
+def test_groups_are_sets_in_order_and_no_rank_is_another():
+    def program():
+        whole = COMM_WORLD.Get_group()
+        some, last = whole.Incl([2, 0]), whole.Excl([0, 1])
+        assert some.Translate_ranks(None, whole) == [2, 0]
+        assert whole.Translate_ranks([0, MPI.PROC_NULL, 1], some) == [
+            1,
+            MPI.PROC_NULL,
+            MPI.UNDEFINED,
+        ]
+        joined = [NAMES["Group"].Union(last, some), some.Intersection(last), some.Difference(last)]
+        assert [one.handle for one in joined] == [(2, 0), (2,), (0,)]
+        assert some.Compare(whole.Incl([0, 2])) == MPI.SIMILAR
+        assert some.Compare(last) == MPI.UNEQUAL
+        for wrong in (-1, 3):
+            with pytest.raises(MPI.Exception):
+                whole.Incl([wrong])
+            for call in (COMM_WORLD.bcast, COMM_WORLD.gather, COMM_WORLD.reduce):
+                with pytest.raises(MPI.Exception):
+                    call(1, root=wrong)
+
+    run(3, program)
+
+
+def test_a_probe_of_no_process_does_not_wait():
+    def program():
+        status = MPI.Status()
+        assert COMM_WORLD.Probe(MPI.PROC_NULL, status=status)
+        assert status.source == MPI.PROC_NULL
+        message = NAMES["Message"].Probe(COMM_WORLD, MPI.PROC_NULL)
+        message.Recv(None, status)
+        return status.source, status.Get_count(MPI.BYTE)
+
+    assert run(1, program) == [(MPI.PROC_NULL, 0)]
