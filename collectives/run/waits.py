@@ -105,8 +105,7 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     own, usual = _beside(worst, worst.before, late)
-    is_alike = share < 0.1 and own < 1.1 * usual  # a machine's ranks differ by as much
-    if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
+    if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
         most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
@@ -128,8 +127,7 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
 def _is_chance(waits: Sequence[tuple[int, int, float, int]], late: int) -> bool:
     """Whether waits, as (rank, for which, seconds, call), are for rank ``late`` by chance.
 
-    By chance, as of noise, it waits as much itself: by call, the others' waits for it less its own
-    have a small sum beside their absolute values, or beside three standard errors.
+    Then the waits for it less its own have a sum small beside the whole, or three standard errors.
     """
     found: dict[int, float] = defaultdict(float)
     for rank, whom, seconds, call in waits:

@@ -14,7 +14,7 @@ from mpi4py import MPI as library
 
 from collectives.virtual import topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
-from collectives.virtual.rank import HERE, here
+from collectives.virtual.rank import here
 from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
 
 
@@ -94,5 +94,4 @@ NAMES = {
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",
-    "Is_thread_main": lambda: hasattr(HERE, "rank"),
 }
