@@ -105,7 +105,8 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
     own, usual = _beside(worst, worst.before, late)
-    if _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
+    is_alike = share < 0.1 and own < 1.1 * usual  # a machine's ranks differ by as much
+    if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
         most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
