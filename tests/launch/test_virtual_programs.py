@@ -35,16 +35,11 @@ def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, 
 
 
 PROGRAM_OF_RANKS = """
-import array, sys, time
+import time
 import numpy as np
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
-at, packed = 0, bytearray(MPI.INT.Pack_size(4, comm))
-at = MPI.INT.Pack(np.arange(4, dtype="i"), packed, at, comm)
-came = np.zeros(4, "i")
-MPI.INT.Unpack(packed, 0, came, comm=comm)
-assert came.tolist() == [0, 1, 2, 3] and at == len(packed)
 if comm.rank == 1:
     import imported_once
     assert time.perf_counter() < imported_once.SECONDS
