@@ -59,7 +59,7 @@ def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     done = programs.run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "Rank 2 is slow, it computes " in done.stderr
-    assert " Bcast at program.py:17" in done.stderr
+    assert " Bcast at program.py:12" in done.stderr
     assert "collectives/" not in (tmp_path / "found.json").read_text()
     assert "Rank 2 is slow" in (tmp_path / "found.html").read_text()
 
