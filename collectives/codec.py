@@ -1,7 +1,8 @@
 """The protocol of codecs, and the memories that ranks keep beside them; no MPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,3 +119,8 @@ def shards(n: int, size: int) -> list[int]:
     """Elements of each rank's shard of ``n``: as equal as can be, the first ones longer."""
     length, longer = divmod(n, size)
     return [length + (rank < longer) for rank in range(size)]
+
+
+def slices(lengths: Iterable[int]) -> list[slice]:
+    """The elements of shards of these lengths, one behind the other."""
+    return [slice(low, high) for low, high in pairwise(accumulate(lengths, initial=0))]

@@ -13,12 +13,11 @@ bfloat16 sums that do not lose their small terms.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.codec import Array, Bytes, Codec, Dice, Residual, shards
+from collectives.codec import Array, Bytes, Codec, Dice, Residual, shards, slices
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
 from collectives.phased import Part, Phased
@@ -88,8 +87,7 @@ class TwoPhase(Phased):
         self.collective = "allreduce" if counts is None else "reduce_scatter"
         lengths = shards(own.size, size) if counts is None else list(counts)
         _expect_fitting(own, total, lengths, None if counts is None else lengths[rank])
-        ends = np.cumsum([0, *lengths]).tolist()
-        self._parts = [slice(a, b) for a, b in pairwise(ends)]
+        self._parts = slices(lengths)
         self._coding, self._codec, self._own, self._total = coding, codec, own, total
         self._residual, self._owner_residual = coding.residual, coding.owner_residual
         self._rank, self._is_whole = rank, counts is None

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: A NumPy array, or a CuPy array, which has the same methods.
 Array = NDArray[Any]
+#: Two arrays that a layer keeps.
+Pair = tuple[Array, Array]
 #: A number in memory or on a device; :meth:`mpitrain.device.Device.read` copies it to memory.
 Scalar = Any
 #: Result of a loss: its value, its gradient by the outputs, and perhaps what counts in its labels.

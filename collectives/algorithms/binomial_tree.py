@@ -3,7 +3,7 @@
 Latency-optimal for a single root; Rodriguez's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from collectives.schedule import (
     Chunk,
@@ -24,7 +24,7 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     Keeps rank order.  Cost: 2 ceil(log2 p) rounds, the whole buffer in each.
     """
     yield from _up(rank, size, recvbuf[0])
-    yield from _down(rank, size)
+    yield from _down(rank, size, lambda first, many: recvbuf[0])
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
@@ -35,7 +35,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 def broadcast(rank: int, size: int) -> Iterator[Round]:
     """Cost: ceil(log2 p) rounds, the whole buffer in each."""
     yield (Copy(recvbuf[0], sendbuf[0]),) if rank == 0 else ()
-    yield from _down(rank, size)
+    yield from _down(rank, size, lambda first, many: recvbuf[0])
 
 
 def gather(rank: int, size: int) -> Iterator[Round]:
@@ -55,14 +55,7 @@ def gather(rank: int, size: int) -> Iterator[Round]:
 def scatter(rank: int, size: int) -> Iterator[Round]:
     """Subtrees move down whole.  Cost: ceil(log2 p) rounds, p-1 blocks sent by the root."""
     blocks = workspace if rank else sendbuf
-    for distance in reversed(_distances(size)):
-        if rank % (2 * distance) == distance:
-            yield (Recv(rank - distance, blocks[rank : min(rank + distance, size)]),)
-        elif _has_child(rank, distance, size):
-            child = rank + distance
-            yield (Send(child, blocks[child : min(child + distance, size)]),)
-        else:
-            yield ()
+    yield from _down(rank, size, lambda first, many: blocks[first : min(first + many, size)])
     yield (Copy(recvbuf[0], blocks[rank]),)
 
 
@@ -86,11 +79,12 @@ def _up(rank: int, size: int, total: Chunk) -> Iterator[Round]:
             yield ()
 
 
-def _down(rank: int, size: int) -> Iterator[Round]:
+def _down(rank: int, size: int, part: Callable[[int, int], Chunk]) -> Iterator[Round]:
+    """``part``: what goes to the first of so many ranks, a subtree."""
     for distance in reversed(_distances(size)):
         if rank % (2 * distance) == distance:
-            yield (Recv(rank - distance, recvbuf[0]),)
+            yield (Recv(rank - distance, part(rank, distance)),)
         elif _has_child(rank, distance, size):
-            yield (Send(rank + distance, recvbuf[0]),)
+            yield (Send(rank + distance, part(rank + distance, distance)),)
         else:
             yield ()

@@ -62,8 +62,9 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     sampled = size * sum(lengths) > MOST_STEPS
     if sampled and not uniform:
         raise TooLarge(f"{schedule} has too many steps to simulate: {size * sum(lengths)}")
+    together = zip_longest(*(schedule.rounds(rank) for rank in range(size)), fillvalue=())
     with _no_garbage_collection():
-        for number, steps in enumerate(_together(schedule)):
+        for number, steps in enumerate(together):
             if sampled and number == SAMPLE:
                 return float(clock.max()) * len(lengths) / SAMPLE
             if not _advance(clock, steps, cut, machine):
@@ -99,11 +100,6 @@ class Cut:
         block, piece = np.divmod(i, self.chunks)
         length, longer = divmod(self.count, self.chunks)
         return block * self.count + piece * length + np.minimum(piece, longer)
-
-
-def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
-    """Tuples of all ranks' rounds of equal number."""
-    return zip_longest(*(schedule.rounds(r) for r in range(schedule.size)), fillvalue=())
 
 
 def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> bool:

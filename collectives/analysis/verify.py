@@ -18,6 +18,7 @@ from collectives.analysis.expression import (
     spelled,
 )
 from collectives.analysis.grid import grid
+from collectives.compile.dataflow import read_by
 from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import ScheduleError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -175,7 +176,8 @@ class Verifier:
         for step in steps:
             if self._is_itself(rank, step):
                 continue
-            used = {c for chunk in _used(step) for c in self._cells(rank, chunk)}
+            chunks = [*read_by(step), *([step.chunk] if isinstance(step, RecvReduce) else [])]
+            used = {cell for chunk in chunks for cell in self._cells(rank, chunk)}
             if not writing.isdisjoint(used):
                 raise self._fail(rank, number, step, "uses a chunk that its round is writing")
 
@@ -300,19 +302,7 @@ def _chunks(step: object) -> Iterator[Chunk]:
     """Every chunk that a step names."""
     if isinstance(step, Send | Recv | RecvReduce | Copy):
         yield step.chunk
-        yield from _used(step)
-
-
-def _used(step: object) -> Iterator[Chunk]:
-    """The chunks that must not be written by a receive or a copy of the same round."""
-    match step:
-        case Send(_, chunk):
-            yield chunk
-        case RecvReduce(_, chunk, operand):
-            yield chunk
-            yield operand or chunk
-        case Copy(_, source):
-            yield source
+        yield from read_by(step)
 
 
 def _in_number(count: int) -> str:

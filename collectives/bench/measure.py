@@ -255,7 +255,9 @@ def stream(comm: Communicator, case: Case, nbytes: int) -> float:
     loaded = nbytes // comm.size if case.collective == "allgather" else nbytes
     allocate = allocator(comm, case.memory)
     reduces = case.collective == "allreduce"
-    move: Callable[..., Any] = np.add if reduces else _copy
+    move: Callable[..., Any] = (
+        np.add if reduces else lambda source, target: np.copyto(target, source)
+    )
     arrays = 3 if reduces else 2
     count = max(1, (loaded + nbytes) // arrays // case.dtype.itemsize)
     operands = [allocate(count, case.dtype) for _ in range(arrays)]
@@ -270,10 +272,6 @@ def stream(comm: Communicator, case: Case, nbytes: int) -> float:
             move(*operands)
         times.append(comm.allreduce((perf_counter() - begun) / turns, MPI.MAX))
     return float(np.median(times))
-
-
-def _copy(source: Any, target: Any) -> None:
-    np.copyto(target, source)
 
 
 def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:

@@ -80,7 +80,10 @@ def tune(
                 measure(comm, Case(collective, nbytes, kind, "sum", ours, options.repeats, memory))
                 for nbytes in lengths
             ]
-            _join(measured.setdefault((collective, memory), results), results)
+            joined = measured.setdefault((collective, memory), results)
+            for before, after in zip(joined, results) if number else ():
+                for one, other in zip(before, after):
+                    one.times_us += other.times_us
     entries = []
     for (collective, memory), results in measured.items():
         ranks = comm.size, comm.ranks_per_node
@@ -99,15 +102,6 @@ def tune(
         used = f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it"
         print(text if why else used, flush=True)
     return f"{why}; the table stands above, to be copied into another file" if why else ""
-
-
-def _join(known: list[list[Result]], new: list[list[Result]]) -> None:
-    """Adds the times of another pass."""
-    if known is new:
-        return
-    for before, after in zip(known, new):
-        for one, other in zip(before, after):
-            one.times_us += other.times_us
 
 
 def rules(measured: list[list[Result]]) -> list[Rule]:

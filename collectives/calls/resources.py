@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collectives.execution.slot_rounds import Extent
     from collectives.execution.transport.shared_memory import NodeMemory
     from collectives.execution.transport.slots import Slots
-    from collectives.execution.transport.windows import Movable
 
 
 log = logging.getLogger("collectives")
@@ -226,7 +225,7 @@ class Resources:
         assert items is not None, "without a problem there is an array"
         return items
 
-    def move(self, storage: "Movable") -> None:
+    def move(self, storage: Any) -> None:
         """Has torch move a storage of each rank into the node's memory, where that can be.
         Collective."""
         if self._alone:

@@ -120,7 +120,7 @@ class Dataflow:
     def reads(self, rank: int, steps: Round) -> frozenset[Cell]:
         """The cells of ``rank`` that it or a peer reads in a round."""
         return frozenset(
-            cell for step in steps for chunk in _read(step) for cell in self.cells(rank, chunk)
+            cell for step in steps for chunk in read_by(step) for cell in self.cells(rank, chunk)
         )
 
     def writes(self, rank: int, steps: Round) -> frozenset[Cell]:
@@ -146,7 +146,8 @@ class Dataflow:
         return entered(end.round if used_before else 0)
 
 
-def _read(step: Step) -> Iterator[Chunk]:
+def read_by(step: object) -> Iterator[Chunk]:
+    """The chunk that a step reads, if it reads one of its rank's."""
     match step:
         case Send(_, chunk):
             yield chunk

@@ -14,10 +14,10 @@ from typing import Any, cast
 from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import StagedSend
-from collectives.execution.waiting import give_way
+from collectives.execution.waiting import Polled
 
 
-class Gate:
+class Gate(Polled):
     """A request that is complete once all has been done that was queued before its start."""
 
     def __init__(self, event: Any) -> None:
@@ -28,13 +28,6 @@ class Gate:
 
     def Test(self) -> bool:
         return self.event.done
-
-    def Wait(self) -> None:
-        while not self.Test():
-            give_way()
-
-    def Free(self) -> None:
-        """Nothing to release."""
 
 
 class EndGate(Gate):

@@ -42,3 +42,20 @@ def give_way() -> None:
     ended = time.monotonic()
     if ended - began > _CONTENDED_S:
         _CORE.contended_until = ended + _MEMORY_S
+
+
+class Polled:
+    """What is no message, in the shape of a request: whoever waits for it looks."""
+
+    __slots__ = ()
+
+    def Test(self) -> bool:
+        """Whether it is complete."""
+        raise NotImplementedError
+
+    def Wait(self) -> None:
+        while not self.Test():
+            give_way()
+
+    def Free(self) -> None:
+        """Nothing to release."""

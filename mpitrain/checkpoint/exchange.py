@@ -15,7 +15,7 @@ from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import Piece, overlaps
-from mpitrain.parallel.summation import Keeper, KeptElements
+from mpitrain.parallel.summation import KeptElements, Summation
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader
@@ -58,7 +58,7 @@ def state(parts: "Parts") -> dict[str, Array]:
     }
 
 
-def _keepers(parts: "Parts") -> list[Keeper]:
+def _keepers(parts: "Parts") -> list[Summation]:
     return [parts.summation, *(parts.strategy.keepers if parts.strategy else ())]
 
 

@@ -33,7 +33,14 @@ def round_by_dice(ratios: Array, draw: Draw) -> Array:
 
 @dataclass(frozen=True)
 class _Integers(Named):
-    """Integers of ``bits`` bits, from -most to most; a block's scale is its largest over most."""
+    """Integers of ``bits`` bits, from -most to most; a block's scale is its largest over most.
+
+    Attributes:
+        block: elements with one scale; 0 for all.
+        rounding: "nearest", biased; or "stochastic", unbiased: up or down by dice.
+        power: scales are powers of two, so that sent and residual parts of dyadic numbers add up
+            exactly.  Steps are up to twice as long.
+    """
 
     bits: ClassVar[int]
     block: int = 256
@@ -84,12 +91,6 @@ class Int8(_Integers):
     Bytes: n + 4 a block.  Error of a number: at most half a step to the nearest, a step with
     dice; a step is 1/127 of the block's largest.  Codec of ZeRO++ (Wang et al. 2023) and
     of INTELLECT-1's pseudo-gradients (2024).
-
-    Attributes:
-        block: elements with one scale; 0 for all.
-        rounding: "nearest", biased; or "stochastic", unbiased: up or down by dice.
-        power: scales are powers of two, so that sent and residual parts of dyadic numbers add up
-            exactly.  Steps are up to twice as long.
     """
 
     name: ClassVar[str] = "int8"
@@ -103,11 +104,6 @@ class Int4(_Integers):
     Bytes: n/2 + 4 a block.  Error of a number: at most half a step to the nearest, a step
     with dice; a step is 1/7 of the block's largest.  DiLoCo's pseudo-gradients need only 4 bits
     (Douillard et al. 2025).
-
-    Attributes:
-        block: elements with one scale; 0 for all.
-        rounding: "nearest", biased; or "stochastic", unbiased: up or down by dice.
-        power: scales are powers of two.
     """
 
     name: ClassVar[str] = "int4"

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import Elementwise, Layer
 
@@ -12,7 +12,7 @@ class ReLU(Elementwise):
 
     by_point = True
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+    def forward(self, parameters: Parameters, x: Array) -> Pair:
         return array_namespace(x).maximum(x, 0), x > 0
 
     def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, None]:
@@ -24,13 +24,11 @@ class GELU(Elementwise):
 
     by_point = True
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Pair]:
         y, tanh = kernels_of(x).gelu(x)
         return y, (x, tanh)
 
-    def backward(
-        self, parameters: Parameters, saved: tuple[Array, Array], dy: Array
-    ) -> tuple[Array, None]:
+    def backward(self, parameters: Parameters, saved: Pair, dy: Array) -> tuple[Array, None]:
         x, tanh = saved
         return kernels_of(x).gelu_gradient(x, tanh, dy), None
 

@@ -5,7 +5,7 @@ from copy import copy
 from math import prod
 from typing import Literal
 
-from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.kernels.host import total
 from mpitrain.nn.layer import Initial, Layer, he_deviation, matmul
 from mpitrain.nn.pooling import window_counts, windows
@@ -82,7 +82,7 @@ class Conv2d(Layer):
 
     def backward(
         self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
+    ) -> tuple[Array, Pair]:
         _, padded_shape = saved
         _, dy_flat = kept = self.kept(parameters, saved, dy)
         dpatches_NHWKC = matmul(dy_flat, _matrix(parameters["weight"]).T).reshape(
@@ -96,12 +96,10 @@ class Conv2d(Layer):
         dx = dpadded_NHWC[:, above : rows - above, beside : columns - beside, :]
         return dx, kept
 
-    def kept(
-        self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
-    ) -> tuple[Array, Array]:
+    def kept(self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array) -> Pair:
         return saved[0], dy.reshape(prod(dy.shape[:3]), parameters["weight"].shape[-1])
 
-    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: Pair) -> dict[str, Array]:
         patches, dy_flat = kept
         weight = {"weight": matmul(patches.T, dy_flat).reshape(parameters["weight"].shape)}
         return weight | ({"bias": total(dy_flat, axis=0)} if self.bias else {})

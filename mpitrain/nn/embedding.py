@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.context import RESTING, Context
@@ -38,7 +38,7 @@ class TokenEmbedding(_TokenTable):
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+    def forward(self, parameters: Parameters, x: Array) -> Pair:
         first = self.group.share(self.vocabulary).start
         rows = x - first
         own = (rows >= 0) & (rows < len(parameters["token"]))
@@ -48,13 +48,11 @@ class TokenEmbedding(_TokenTable):
             y *= own[..., None]
         return y, xp.where(own, rows, -1)
 
-    def backward(
-        self, parameters: Parameters, saved: Array, dy: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
+    def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Pair]:
         # There is no derivative by a token's number.
         return array_namespace(dy).zeros(dy.shape[:-1], dy.dtype), (saved, dy)
 
-    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: Pair) -> dict[str, Array]:
         rows, dy = kept
         table = array_namespace(dy).zeros_like(parameters["token"])
         kernels_of(dy).scatter_add(table, rows, dy)
@@ -115,15 +113,13 @@ class Unembedding(_TokenTable):
     def output_shape(self, shape: Shape) -> Shape:
         return *shape[:-1], self.vocabulary
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+    def forward(self, parameters: Parameters, x: Array) -> Pair:
         return matmul(x, parameters["token"].T), x
 
-    def backward(
-        self, parameters: Parameters, saved: Array, dy: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
+    def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Pair]:
         return matmul(dy, parameters["token"]), (saved, dy)
 
-    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: Pair) -> dict[str, Array]:
         x, dy = kept
         rows = dy.reshape(-1, dy.shape[-1])
         return {"token": matmul(rows.T, x.reshape(-1, x.shape[-1]))}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Literal
 
-from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.arrays import Array, Pair, Parameters, Shape
 from mpitrain.kernels.host import total
 from mpitrain.nn.layer import Elementwise, Initial, Layer, he_deviation, matmul
 from mpitrain.nn.sizes import expect_features, expect_sizes
@@ -52,21 +52,19 @@ class Linear(Layer):
         expect_features("linear layer", self.inputs, shape)
         return *shape[:-1], self.outputs
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+    def forward(self, parameters: Parameters, x: Array) -> Pair:
         y = matmul(x, parameters["weight"])
         if self.bias:
             y += parameters["bias"]
         return y, x
 
-    def backward(
-        self, parameters: Parameters, saved: Array, dy: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
+    def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Pair]:
         return matmul(dy, parameters["weight"].T), (saved, dy)
 
-    def kept(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Array]:
+    def kept(self, parameters: Parameters, saved: Array, dy: Array) -> Pair:
         return saved, dy
 
-    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: Pair) -> dict[str, Array]:
         x, dy = kept
         inputs, outputs = parameters["weight"].shape
         rows = prod(x.shape[:-1])
@@ -91,7 +89,7 @@ class Bias(Elementwise):
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["bias"], None
 
-    def backward(self, parameters: Parameters, saved: None, dy: Array) -> tuple[Array, Array]:
+    def backward(self, parameters: Parameters, saved: None, dy: Array) -> Pair:
         return dy, dy
 
     def gradients(self, parameters: Parameters, kept: Array) -> dict[str, Array]:

@@ -72,7 +72,7 @@ class GroupNorm(LayerNorm):
         return shape
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
-        grouped, scale = kernels_of(x).normalise(self._by_group(x), self.epsilon)
+        grouped, scale = self._normalised(self._by_group(x), x.shape)
         normal = self._by_point(grouped, x.shape)
         y = normal * parameters["weight"]
         y += parameters["bias"]
@@ -81,8 +81,15 @@ class GroupNorm(LayerNorm):
     def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, _Kept]:
         normal, scale = saved
         dnormal, grouped = self._by_group(dy * parameters["weight"]), self._by_group(normal)
-        dx = kernels_of(dy).normalise_gradient(dnormal, grouped, scale)
+        dx = self._gradient(dnormal, grouped, scale, dy.shape)
         return self._by_point(dx, normal.shape), (dy, normal)
+
+    def _normalised(self, x: Array, shape: Shape) -> tuple[Array, Array]:
+        """``x`` of images of this shape, by group, normalised; and its reciprocal deviation."""
+        return kernels_of(x).normalise(x, self.epsilon)
+
+    def _gradient(self, dnormal: Array, normal: Array, scale: Array, shape: Shape) -> Array:
+        return kernels_of(dnormal).normalise_gradient(dnormal, normal, scale)
 
     def _by_group(self, x_NHWC: Array) -> Array:
         n, rows, columns, channels = x_NHWC.shape

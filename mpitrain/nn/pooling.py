@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import reduce
 
-from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.nn.layer import Layer
 from mpitrain.nn.sizes import expect_image, expect_sizes
 
@@ -61,13 +61,11 @@ class _Pool2d(Layer):
 class MaxPool2d(_Pool2d):
     """Largest value of each window of x_NHWC; of equal values, the first takes the gradient."""
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Pair]:
         y = reduce(array_namespace(x).maximum, windows(x, self.size, self.stride))
         return y, (x, y)
 
-    def backward(
-        self, parameters: Parameters, saved: tuple[Array, Array], dy: Array
-    ) -> tuple[Array, None]:
+    def backward(self, parameters: Parameters, saved: Pair, dy: Array) -> tuple[Array, None]:
         x, y = saved
         xp = array_namespace(x)
         dx = xp.zeros_like(x)

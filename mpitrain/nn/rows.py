@@ -155,26 +155,19 @@ class GroupNormInRows(GroupNorm):
         vars(self).update(vars(like))
         self._rows = rows
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        wide = widened(self._by_group(x))
-        xp, mean = array_namespace(x), self._mean(wide, x.shape)
-        wide = wide - mean
-        scale = 1.0 / xp.sqrt(self._mean(wide * wide, x.shape) + self.epsilon)
-        normal = self._by_point((wide * scale).astype(x.dtype, copy=False), x.shape)
-        y = normal * parameters["weight"]
-        y += parameters["bias"]
-        return y, (normal, scale)
+    def _normalised(self, x: Array, shape: Shape) -> tuple[Array, Array]:
+        wide = widened(x)
+        wide = wide - self._mean(wide, shape)
+        variance = self._mean(wide * wide, shape)
+        scale = 1.0 / array_namespace(x).sqrt(variance + self.epsilon)
+        return (wide * scale).astype(x.dtype, copy=False), scale
 
-    def backward(
-        self, parameters: Parameters, saved: tuple[Array, Array], dy: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
-        normal, scale = saved
-        dnormal = widened(self._by_group(dy * parameters["weight"]))
-        grouped = widened(self._by_group(normal))
-        both = array_namespace(dy).stack([dnormal, dnormal * grouped])
-        along_mean, along_normal = self._mean(both, dy.shape)
-        dx = (dnormal - along_mean - grouped * along_normal) * scale
-        return self._by_point(dx.astype(dy.dtype, copy=False), dy.shape), (dy, normal)
+    def _gradient(self, dnormal: Array, normal: Array, scale: Array, shape: Shape) -> Array:
+        kind, dnormal, normal = dnormal.dtype, widened(dnormal), widened(normal)
+        both = array_namespace(dnormal).stack([dnormal, dnormal * normal])
+        along_mean, along_normal = self._mean(both, shape)
+        dx = (dnormal - along_mean - normal * along_normal) * scale
+        return dx.astype(kind, copy=False)
 
     def _mean(self, values: Array, shape: Shape) -> Array:
         """Means along the last axis, over the rows of all ranks, of images of this shape here."""

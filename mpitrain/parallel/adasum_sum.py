@@ -1,12 +1,11 @@
 """The Adasum of gradients over ranks, in the place of their sum."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.codec import shards
+from collectives.codec import shards, slices
 from collectives.communicator import AnyPlan
 from collectives.phased import Part, Phased
 from mpitrain.parallel.packed_bucket import ordered
@@ -43,8 +42,7 @@ class AdasumSum(Phased):
         """Bind the collectives; collective."""
         comm, counts = summand.comm, summand.counts
         lengths = shards(summand.own.size, comm.size) if counts is None else list(counts)
-        ends = np.cumsum([0, *lengths]).tolist()
-        self._parts = [slice(low, high) for low, high in pairwise(ends)]
+        self._parts = slices(lengths)
         self._summand, self._rank, self._size = summand, comm.rank, comm.size
         self._tensors = _inside(summand, self._parts[comm.rank])
         shape = (comm.size, max(lengths))
@@ -98,10 +96,11 @@ class AdasumSum(Phased):
 def _inside(summand: Summand, shard: slice) -> Sequence[slice]:
     """Elements of a shard that belong to each tensor of the bucket; most are empty."""
     named = summand.tensors or ({"": summand.own} if summand.own.size else {})
-    ends = np.cumsum([0, *(tensor.size for tensor in named.values())]).tolist()
-    length = shard.stop - shard.start
-    places = [(low - shard.start, high - shard.start) for low, high in pairwise(ends)]
-    return [slice(max(0, low), max(0, min(length, high))) for low, high in places]
+    first, length = shard.start, shard.stop - shard.start
+    return [
+        slice(max(0, part.start - first), max(0, min(length, part.stop - first)))
+        for part in slices(tensor.size for tensor in named.values())
+    ]
 
 
 def levels(size: int) -> list[list[tuple[int, int]]]:

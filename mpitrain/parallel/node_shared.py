@@ -20,7 +20,7 @@ from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.store import Allocate, Piece, Reduction
+from mpitrain.parallel.store import Allocate, Piece, Reduction, overlaps
 from mpitrain.parallel.summation import Sum, Summand
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class NodeShared(WholeGradients):
             gradients = np.zeros_like(parameters)
             self.pieces.append(Piece(part.start, parameters, gradients, bucket.group))
             if copy.across.size > 1:
-                cut = _cut(arena, part, gradients)
+                cut = _cut(arena, self.pieces[-1])
                 summand = Summand(bucket, copy.across, gradients, cut, gradients)
                 self._across.append(across.bind(summand))
         self.bind_sums([piece.gradients for piece in self.pieces])
@@ -94,14 +94,12 @@ class NodeShared(WholeGradients):
             self._shared.popitem()[1].close()
 
 
-def _cut(arena: Arena, shard: slice, gradients: Array) -> dict[str, Array]:
+def _cut(arena: Arena, shard: Piece) -> dict[str, Array]:
     """A shard's part of each tensor by name: a vector for a vector, a column for other tensors."""
     found = {}
-    for tensor in arena.tensors:
-        low, high = max(tensor.start, shard.start), min(tensor.stop, shard.stop)
-        if low < high:
-            part = gradients[low - shard.start : high - shard.start]
-            found[tensor.name] = part.reshape(-1, 1) if len(tensor.shape) > 1 else part
+    for tensor, part in overlaps(arena.tensors, shard):
+        own = shard.gradients[part]
+        found[tensor.name] = own.reshape(-1, 1) if len(tensor.shape) > 1 else own
     return found
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.codec import shards
+from collectives.codec import shards, slices
 from collectives.communicator import AnyPlan, Communicator
 from collectives.phased import Part
 from mpitrain.arrays import Array, Shape
@@ -107,7 +106,7 @@ class Packed:
     def part(self) -> slice:
         """Coded elements whose codes this rank adds up, where all ranks get the sum."""
         comm = self._summand.comm
-        return _part(shards(self.coded.array.size, comm.size), comm.rank)
+        return slices(shards(self.coded.array.size, comm.size))[comm.rank]
 
     def runs_of(self, part: slice, *, coded: bool) -> Iterator[ElementRun]:
         """Places of the elements ``part`` of a half; ``at`` counts from the part's start."""
@@ -195,21 +194,16 @@ class Packed:
     def _half(self, array: Array, size: int, *, coded: bool) -> Half:
         counts = None
         if self._summand.counts is not None:
-            ends = np.cumsum([0, *self._summand.counts]).tolist()
             runs = [run for run in self.runs if run.coded == coded]
             counts = [
-                sum(max(0, min(high, run.stop) - max(low, run.start)) for run in runs)
-                for low, high in pairwise(ends)
+                sum(max(0, min(part.stop, run.stop) - max(part.start, run.start)) for run in runs)
+                for part in slices(self._summand.counts)
             ]
         return Half(array, counts, _shard(counts, self._summand.comm.rank, size))
 
 
-def _part(lengths: Sequence[int], rank: int) -> slice:
-    return slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
-
-
 def _shard(counts: Sequence[int] | None, rank: int, size: int) -> slice:
-    return slice(0, size) if counts is None else _part(counts, rank)
+    return slice(0, size) if counts is None else slices(counts)[rank]
 
 
 class Together:

@@ -106,16 +106,6 @@ class KeptElements:
     is_shared: bool = False
 
 
-class Keeper(Protocol):
-    """Owner of values that a checkpoint must have."""
-
-    def kept(self) -> Iterator[KeptElements]:
-        """Values kept for elements of the parameters."""
-
-    def state(self) -> Mapping[str, Array]:
-        """Other arrays, by name, the same on all replicas."""
-
-
 class Summation(ABC):
     """A way of summing gradients over ranks; without overrides, it keeps nothing.
 
@@ -161,9 +151,11 @@ class Summation(ABC):
         """End a step that is skipped."""
 
     def kept(self) -> Iterator[KeptElements]:
+        """Values kept for elements of the parameters, which a checkpoint must have."""
         return iter(())
 
     def state(self) -> Mapping[str, Array]:
+        """Other arrays that a checkpoint must have, by name, the same on all replicas."""
         return {}
 
 

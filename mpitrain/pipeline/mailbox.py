@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -12,9 +12,6 @@ from collectives import Communicator, Envelope, give_way
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, resized, sizes, unused
-
-if TYPE_CHECKING:
-    from collectives.codec import Bytes
 
 
 class Spec(NamedTuple):
@@ -166,7 +163,7 @@ class Mailbox:
             give_way()
 
     def _start(self, letter: "_Letter") -> None:
-        data = _bytes(np.ascontiguousarray(letter.array.get()))
+        data = np.ascontiguousarray(letter.array.get()).reshape(-1).view(np.uint8)
         if letter.tail is not None:
             data = np.concatenate([data, letter.tail])
         sealed = self._comm.envelope(data)
@@ -225,7 +222,3 @@ def _gone(request: MPI.Request, array: Array, sealed: Envelope | None) -> bool:
     if sealed:
         sealed.free()
     return True
-
-
-def _bytes(array: Array) -> "Bytes":
-    return array.reshape(-1).view(np.uint8)

@@ -9,6 +9,7 @@ backward pass.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 
 from mpitrain.pipeline.actions import (
     Action,
@@ -24,6 +25,8 @@ from mpitrain.pipeline.actions import (
 )
 
 Generator = Callable[[Pipeline, int, int], Iterator[Action]]
+#: The passes of a stage, of which a replica has m micro-batches, as :func:`_passes` reads them.
+Rule = Callable[[Pipeline, int, int], str]
 #: Idle share for p stages, m micro-batches a replica, v chunks and times F, B and W.
 Bubble = Callable[[int, int, int, float, float, float], float]
 #: Most activations that stage s holds, for p, m, v and s.
@@ -88,14 +91,26 @@ def _published(
     chunks: int | None = 1,
     placement: Placement = loop,
     synchronous: bool = True,
-) -> Callable[[Generator], Generator]:
-    """Enter a generator into the table."""
+) -> Callable[[Rule], Rule]:
+    """Enter the generator of a rule, and of the updates between or after it, into the table."""
 
-    def enter(generate: Generator) -> Generator:
+    def enter(rule: Rule) -> Rule:
+        @wraps(rule)
+        def generate(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+            own, done = pipeline.own(stage, replica), 0
+            for action in _passes(own, rule(pipeline, stage, len(own))):
+                yield action
+                if isinstance(action, Backward) and not synchronous:
+                    done += 1
+                    if done % pipeline.accumulate == 0:
+                        yield Update(done // pipeline.accumulate - 1)
+            if synchronous:
+                yield Update(0)
+
         SCHEDULES[name] = PipelineSchedule(
             name, generate, chunks, placement, synchronous, held, bubble
         )
-        return generate
+        return rule
 
     return enter
 
@@ -130,96 +145,68 @@ def _passes(own: range, rule: str) -> Iterator[Action]:
 
 
 @_published("gpipe", lambda p, m, v, s: m)
-def gpipe(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def gpipe(pipeline: Pipeline, stage: int, m: int) -> str:
     """All forward, then all backward (Huang et al. 2019).
 
     Bubble (p-1)/(m+p-1); the activations of all m micro-batches are held.
     """
-    own = pipeline.own(stage, replica)
-    m = len(own)
-    yield from _passes(own, m * "F " + m * "B ")
-    yield Update(0)
+    return m * "F " + m * "B "
 
 
 @_published("1f1b", lambda p, m, v, s: min(m, p - s))
-def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def one_f_one_b(pipeline: Pipeline, stage: int, m: int) -> str:
     """Forward and backward in turn, then an update (PipeDream-flush).
 
     Bubble (p-1)/(m+p-1); stage s holds the activations of at most p-s micro-batches (Narayanan et
     al. 2021).
     """
-    own = pipeline.own(stage, replica)
-    yield from _passes(own, _stages_after(pipeline, stage) * "F " + len(own) * "F B ")
-    yield Update(0)
+    return _stages_after(pipeline, stage) * "F " + m * "F B "
 
 
 @_published(
     "interleaved", lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1), chunks=None
 )
-def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def interleaved(pipeline: Pipeline, stage: int, m: int) -> str:
     """1F1B over several chunks of the model a stage (Narayanan et al. 2021).
 
     Stages pass a micro-batch on v times.  Bubble (p-1)/(vm+p-1), for v times the messages.  m must
     be a multiple of p.
     """
     p, v = pipeline.stages, pipeline.chunks
-    own = pipeline.own(stage, replica)
-    if len(own) % p:
+    if m % p:
         raise ValueError(
-            f"interleaved needs micro-batches in multiples of the {p} stages, not {len(own)}; set "
+            f"interleaved needs micro-batches in multiples of the {p} stages, not {m}; set "
             "train.micro_batches"
         )
     # Micro-batches in groups of p: a group passes the first chunk, then the second, ...
-    order = [
-        (own[first + i], chunk)
-        for first in range(0, len(own), p)
-        for chunk in range(v)
-        for i in range(p)
-    ]
-    forward = [Forward(m, chunk) for m, chunk in order]
-    backward = [Backward(m, v - 1 - chunk) for m, chunk in order]
-    ahead = min(len(order), 2 * (p - 1 - stage) + (v - 1) * p)
-    yield from forward[:ahead]
-    for f, b in zip(forward[ahead:], backward):
-        yield f
-        yield b
-    yield from backward[len(forward) - ahead :]
-    yield Update(0)
+    chunks = [chunk for _ in range(0, m, p) for chunk in range(v) for _ in range(p)]
+    ahead = min(m * v, 2 * (p - 1 - stage) + (v - 1) * p)
+    first = [f"F{chunk}" for chunk in chunks[:ahead]]
+    in_turn = [f"F{one} B{v - 1 - other}" for one, other in zip(chunks[ahead:], chunks)]
+    return " ".join([*first, *in_turn, *(f"B{v - 1 - chunk}" for chunk in chunks[len(in_turn) :])])
 
 
 @_published("zero_bubble", lambda p, m, v, s: min(m, p), _zero_bubble_share)
-def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def zero_bubble(pipeline: Pipeline, stage: int, m: int) -> str:
     """1F1B with weight gradients in the bubbles (ZB-H1, Qi et al. 2024).
 
     Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations, or
     their parts for weight gradients, are held for at most p micro-batches.
     """
-    own = pipeline.own(stage, replica)
-    m = len(own)
     ahead = min(m, _stages_after(pipeline, stage))
     # The weight gradients of one micro-batch for each stage before this one may wait.
     behind = min(stage, m - ahead)
-    yield from _passes(own, ahead * "F " + behind * "F I " + m * "F I W " + behind * "W ")
-    yield Update(0)
+    return ahead * "F " + behind * "F I " + m * "F I W " + behind * "W "
 
 
 @_published("asynchronous", lambda p, m, v, s: min(m, p - s), synchronous=False)
-def asynchronous(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def asynchronous(pipeline: Pipeline, stage: int, m: int) -> str:
     """1F1B that never drains, on weights of several ages (PipeDream 2019).
 
     An update follows each ``accumulate`` Backwards, so that a stage of fewer replicas updates more
     often.  No bubble but the first and last; weights are up to p-1 updates old where they are used.
     """
-    own = pipeline.own(stage, replica)
-    updates = done = 0
-    every = pipeline.accumulate
-    for action in _passes(own, sent_ahead(pipeline, stage) * "F " + len(own) * "F B "):
-        yield action
-        if isinstance(action, Backward):
-            done += 1
-            if done % every == 0:
-                yield Update(updates)
-                updates += 1
+    return sent_ahead(pipeline, stage) * "F " + m * "F B "
 
 
 def sent_ahead(pipeline: Pipeline, stage: int) -> int:
@@ -242,7 +229,7 @@ def _stages_after(pipeline: Pipeline, stage: int) -> int:
     return -(-sum(pipeline.replicas[stage + 1 :]) // pipeline.replicas[stage])
 
 
-def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Generator], Generator]:
+def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Rule], Rule]:
     """Enter a schedule of two chunks a stage in a V.
 
     ``idle``: idle time of a rank where F = B = W = 1, by p.
@@ -254,53 +241,46 @@ def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Gene
     return _published(name, held, bubble, chunks=2, placement=vee)
 
 
-def _even(pipeline: Pipeline, stage: int, replica: int) -> tuple[range, int, int]:
-    """The own micro-batches, the stages and the stage, all with equally many replicas.
-
-    Raises:
-        ValueError: a stage has more replicas than another.
-    """
+def _even(pipeline: Pipeline) -> int:
+    """The number of stages; ``ValueError``: one has more replicas than another."""
     if len(set(pipeline.replicas)) > 1:
         raise ValueError(
             "a V needs equally many replicas of each stage; take 1f1b or zero_bubble for "
             f"{'-'.join(map(str, pipeline.replicas))}"
         )
-    return pipeline.own(stage, replica), pipeline.stages, stage
+    return pipeline.stages
 
 
 @_in_v("zb_v", lambda p, m, v, s: min(2 * m, 2 * p), lambda p: (p - 1) / 2)
-def zb_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def zb_v(pipeline: Pipeline, stage: int, m: int) -> str:
     """ZB-H1 over a V, on whose tip and ends neighbours are one rank (ZB-V, Qi et al. 2024).
 
     Idle (p-1)/2 where F = B = W = 1; each stage holds 2p activations of half a stage.
     """
-    own, p, r = _even(pipeline, stage, replica)
-    m = max(len(own), 2 * p - 1)
-    yield from _passes(
-        own,
+    p, r = _even(pipeline), stage
+    m = max(m, 2 * p - 1)
+    return (
         (2 * (p - r) - 1) * "F0 "
         + r * "F1 F0 "
         + (p - r) * "F1 I1 W "
         + (m - p) * "F0 I0 W F1 I1 W "
         + r * "I0 I1 "
         + (p - r) * "I0 W "
-        + m * "W ",
+        + m * "W "
     )
-    yield Update(0)
 
 
 @_in_v("dualpipe_v", lambda p, m, v, s: min(2 * m, 2 * p + 1), lambda p: (p - 1) / 2)
-def dualpipe_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def dualpipe_v(pipeline: Pipeline, stage: int, m: int) -> str:
     """Forward of one chunk and backward of the other in turn, over a V (DualPipeV, DeepSeek 2025).
 
     Idle (p-1)/2 where F = B = W = 1; each stage holds 2p+1 activations of half a stage.
     """
-    own, p, r = _even(pipeline, stage, replica)
-    m = max(len(own), 2 * p)
+    p, r = _even(pipeline), stage
+    m = max(m, 2 * p)
     both = (r + 1) * "B1 B0 "  # the weight gradients of their later half wait
     half = len(both) // 2
-    yield from _passes(
-        own,
+    return (
         2 * (p - r - 1) * "F0 "
         + (r + 1) * "F0 F1 "
         + (p - r - 1) * "I1 W F1 "
@@ -309,9 +289,8 @@ def dualpipe_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]
         + both[:half]
         + both[half:].replace("B", "I")
         + (p - r - 1) * "W I0 "
-        + (r + 1) * "W ",
+        + (r + 1) * "W "
     )
-    yield Update(0)
 
 
 @_in_v(
@@ -319,17 +298,16 @@ def dualpipe_v(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]
     lambda p, m, v, s: min(2 * m, 2 * (p // 2 + 1)),
     lambda p: 7 * (p - 1) / 4 if p % 2 else (7 * p - 4) / 4,
 )
-def v_half(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def v_half(pipeline: Pipeline, stage: int, m: int) -> str:
     """Half of 1F1B's activations, over a V (V-Half, Qi et al. 2024).
 
     Idle 7(p-1)/4 where F = B = W = 1, and 3/4 more for even p; a stage holds p+1 activations of
     half a stage, or p+2.
     """
-    own, p, r = _even(pipeline, stage, replica)
+    p, r = _even(pipeline), stage
     d = 0 if p % 2 else 3
     block = (2 * r, 3 * p - r - 2, 3 * p + d + 2 * r - 1, 6 * p + d - r - 2)
-    yield from _passes(own, _repeated(block, len(own)))
-    yield Update(0)
+    return _repeated(block, m)
 
 
 @_in_v(
@@ -337,17 +315,16 @@ def v_half(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     lambda p, m, v, s: min(2 * m, 2 * ((p + 1) // 3 + 1)),
     lambda p: max(0.0, 2 * p - (2.5 if p % 3 else 1.5)),
 )
-def v_min(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
+def v_min(pipeline: Pipeline, stage: int, m: int) -> str:
     """A third of 1F1B's activations, over a V (V-Min, Qi et al. 2024).
 
     Idle 2p - 5/2 where F = B = W = 1, and 1 more where 3 divides p; a stage holds 2(p+3)/3
     activations of half a stage, rounded.
     """
-    own, p, r = _even(pipeline, stage, replica)
+    p, r = _even(pipeline), stage
     d = 0 if p % 3 else 2
     block = (r, 2 * p - r - 1, 2 * p + d + r, 4 * p + d - r - 1)
-    yield from _passes(own, _repeated(block, len(own)))
-    yield Update(0)
+    return _repeated(block, m)
 
 
 def _repeated(block: tuple[int, ...], m: int) -> str:

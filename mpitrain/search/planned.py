@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
@@ -11,6 +9,7 @@ from mpitrain.pipeline.replay import Report
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job
 from mpitrain.search.layouts import Search
+from mpitrain.search.prices import chunks_of
 from mpitrain.search.stages import StageCosts
 from mpitrain.search.step import PredictedStep, SimulatedStep
 from mpitrain.search.sums import Span
@@ -75,8 +74,7 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
         )
     cut = partition_of(config, job.model, layout)
     pipeline, report = schedule_of(config, cut.schedule, layout)
-    ends = np.cumsum([0, *map(len, cut.layers)]).tolist()
-    spans = tuple([(ends[virtual], ends[virtual + 1]) for virtual in own] for own in pipeline.dealt)
+    spans = tuple(chunks_of([*map(len, cut.layers)], pipeline))
     own = config.parallel
     costs = tuple(
         search.costs(

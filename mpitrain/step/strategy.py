@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mpitrain.arrays import Array
-from mpitrain.parallel.summation import Keeper
+from mpitrain.parallel.summation import Summation
 
 
 class Strategy(Protocol):
@@ -18,7 +18,7 @@ class Strategy(Protocol):
     """
 
     shared: dict[str, Array]
-    keepers: Sequence[Keeper]
+    keepers: Sequence[Summation]
 
     def consensus(self) -> Array:
         """Average weights of the workers, the same bits on all."""

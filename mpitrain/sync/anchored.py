@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.parallel.arena import Tensor
-from mpitrain.parallel.summation import Keeper
+from mpitrain.parallel.summation import Summation
 from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
 
@@ -47,7 +47,7 @@ class Anchored(ABC):
         self.algorithm, self.reason = largest.algorithm, largest.reason
         self.is_alone = workers.comm.size == 1
         self.keeps_all = self.is_alone and not largest.summation.acts_alone
-        self.keepers: Sequence[Keeper] = [exchange.summation for exchange in self.exchanges]
+        self.keepers: Sequence[Summation] = [exchange.summation for exchange in self.exchanges]
         self.shared = {"anchor": self.anchor}
         self.strayed = 0.0, 0.0
 

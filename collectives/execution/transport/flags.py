@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from collectives.execution.plan import Action
-from collectives.execution.waiting import give_way, is_contended
+from collectives.execution.waiting import Polled, give_way, is_contended
 
 #: Slots of the ranks' meetings and of blocking calls, which follow one another; slots of other
 #: plans come after these.
@@ -37,7 +37,7 @@ class RunCount:
 
 
 @dataclass(slots=True, eq=False)
-class Flag:
+class Flag(Polled):
     """A condition in the shape of a request: a rank's counter has reached a value of this run.
 
     A rank that waits for it calls ``progress`` now and then, as another may wait for a message of
@@ -71,9 +71,6 @@ class Flag:
                     return
         while not self.Test():
             give_way()
-
-    def Free(self) -> None:
-        """Nothing to release."""
 
 
 def all_reached(flags: Sequence[Flag]) -> bool:

@@ -30,7 +30,7 @@ from collectives.execution.transport.flags import (
 )
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
-from collectives.execution.transport.windows import Movable, Moved, Place, Window, Windows
+from collectives.execution.transport.windows import Moved, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -114,7 +114,7 @@ class NodeMemory:
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
 
-    def move(self, storage: Movable) -> None:
+    def move(self, storage: Any) -> None:
         """Has torch move a storage of each rank, of any size, into shared memory.  Collective.
 
         Raises:
@@ -123,7 +123,7 @@ class NodeMemory:
         self.windows.forget(self.comm)
         problem, segments = None, []
         descriptor, nbytes = -1, 0
-        try:
+        try:  # torch moves it into a file without a name
             descriptor, nbytes = storage._share_fd_cpu_()
         except RuntimeError as error:  # /dev/shm is full
             problem = f"rank {self.rank}: {error}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes, Transport
 from collectives.execution.transport.flags import BLOCKING, Flag, RunCount
-from collectives.execution.waiting import give_way
+from collectives.execution.waiting import Polled
 
 if TYPE_CHECKING:
     from collectives.execution.transport.shared_memory import NodeMemory
@@ -59,7 +59,7 @@ class SlotPair(RunCount):
         self.base = self._free_at[turn]
 
 
-class InLine:
+class InLine(Polled):
     """A plan's place in the line of those whose runs have begun, in the shape of a request.
 
     All ranks begin the runs of a communicator in one order, so plans that take turns need no slots
@@ -83,16 +83,9 @@ class InLine:
                 return False
         return True
 
-    def Wait(self) -> None:
-        while not self.Test():
-            give_way()
-
     def leave(self) -> None:
         """The run is over."""
         self._line.popleft()
-
-    def Free(self) -> None:
-        """Nothing to release."""
 
 
 @dataclass(eq=False)

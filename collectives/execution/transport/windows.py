@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from collectives.execution.memory import HOST, Memory, is_queued
 from collectives.execution.transport import Bytes
@@ -66,18 +66,10 @@ class Window:
         discard(self.address, self.nbytes)
 
 
-class Movable(Protocol):
-    """A storage of torch's."""
-
-    def data_ptr(self) -> int: ...
-    def _share_fd_cpu_(self) -> tuple[int, int]:
-        """Moves it into a file without a name, whose number and bytes it returns."""
-
-
 class Moved(Window):
     """Storages of torch's, which torch has moved; this process maps its own a second time."""
 
-    def __init__(self, segments: list[Bytes], rank: int, storage: Movable) -> None:
+    def __init__(self, segments: list[Bytes], rank: int, storage: Any) -> None:
         super().__init__(segments, rank, HOST)
         self.others[rank] = segments[rank]
         self.address = storage.data_ptr()
