@@ -11,7 +11,7 @@ from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.fits import OPTIMIZERS, loop, made, torchs_own
+from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torchs_own
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -218,3 +218,11 @@ def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
         found = trainer.module.state_dict()
         wanted, _ = torchs_own(trainer, OPTIMIZERS["SGD"], None, make=double_physics, loss=physics)
     torch.testing.assert_close(found, dict(wanted.state_dict()), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_shadow_leaves_out_what_torch_cannot_take_on_one_rank(folder):
+    """Two samples in the last batch: one of a rank, which batch norm refuses, or none."""
+    given = {"train_data": Waves(4 * RANKS + 2, 1), "test_data": None, "metrics": None}
+    with made(folder, model=regular, batch_size=4 * RANKS, shadow=8, **given) as trainer:
+        assert trainer.fit() == []

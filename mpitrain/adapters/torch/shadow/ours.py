@@ -78,6 +78,11 @@ class Ours:
     def release(self, layer: int) -> None:
         """All parameters stay."""
 
+    def take_back(self) -> None:
+        """Restore the state that the latest step began with."""
+        for name, values in self._begun.items():
+            self.state[name][...] = values
+
     def compute(self, samples: Samples, context: Context, *, moved: bool = False) -> Passed:
         """Loss, gradients, outputs and state; ``moved``: those of the latest step once more."""
         if not moved:

@@ -11,6 +11,7 @@ import torch
 
 from collectives.errors import words
 from mpitrain.adapters.torch.arrays import named_tensors
+from mpitrain.adapters.torch.checks.module_class import untouched
 from mpitrain.adapters.torch.checks.probe import MISFITS, one_line
 from mpitrain.adapters.torch.shadow.differences import Difference, Passed, first, first_parameter
 from mpitrain.adapters.torch.shadow.ours import Ours
@@ -88,7 +89,8 @@ class Shadow:
             try:
                 if self._looks == 1:
                     self._begin(parts)
-                self._compared += self._compare(parts, *_few(parts, batch))
+                samples, indices = _few(parts, batch)
+                self._compared += len(indices) > 0 and self._compare(parts, samples, indices)
                 table, step = parts.rates.table, parts.steps_done
                 if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
                     self._plain.scheduler.step()
@@ -118,6 +120,7 @@ class Shadow:
             found = ours.compute(samples, context)
         except ConfigError:
             if self._refused(samples):  # few samples alone, as batch norm refuses a single value
+                ours.take_back()
                 return False
             raise
         except Exception as error:  # the program's code may raise anything
@@ -159,12 +162,18 @@ class Shadow:
         return ConfigError(f"{who} ({one_line(words(error))}); {cure}")
 
     def _refused(self, samples: Samples) -> Exception | None:
-        """The error of plain torch with these samples, if there is one."""
-        try:
-            with self._plain.there():
+        """The error of plain torch with these samples, if there is one; nothing has changed."""
+        module = self._plain.module
+        with self._plain.there(), untouched(module):
+            every = named_tensors(module)
+            kept = {name: value.detach().clone() for name, value in every.items()}
+            try:
                 self._plain.compute(samples, self._ours.loss, None, {})
-        except Exception as error:
-            return error
+            except Exception as error:
+                return error
+            finally:
+                for name, value in kept.items():
+                    every[name].data.copy_(value)
         return None
 
     def _update(self, parts: Parts, wanted: Passed, indices: Array) -> None:
