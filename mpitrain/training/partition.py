@@ -1,10 +1,12 @@
 """How a job's ranks, positions and layers are cut: layout, partition, schedule."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, lcm
 from typing import TYPE_CHECKING
 
-from collectives.codec import slices
+import numpy as np
+
 from mpitrain import extras
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
@@ -145,7 +147,8 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
     else:
         bounds = [share(len(names), part, parts) for part in range(parts)]
         sizes = [bound.stop - bound.start for bound in bounds]
-    return Partition(tuple(tuple(names[part]) for part in slices(sizes)), stages, found)
+    ends = np.cumsum([0, *sizes]).tolist()
+    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages, found)
 
 
 def shared_stages(
