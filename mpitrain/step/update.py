@@ -212,11 +212,18 @@ class Updater:
                 taken, prepare = self.steps - run.left_out, run.group.optimizer.prepare
                 direction[run.part] = prepare(p, g, run.of(state), taken)
             directions.append(direction)
-        rates = self.gradient.trust_rates(lr, self.grouping, directions)
+        rates = self._rates(lr, directions)
         for (piece, state, own), direction, rate in zip(pieces, directions, rates, strict=True):
             for run in own:
                 p, part = piece.parameters[run.part], run.part
                 run.group.optimizer.apply(p, direction[part], run.of(state), rate[part])
+
+    def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
+        """The rate of each element of each piece, by the norms of whole tensors; collective.
+
+        Servers that have whole tensors replace it.
+        """
+        return self.gradient.trust_rates(lr, self.grouping, directions)
 
     def exchange(self) -> None:
         """Swap parameters and their averages in this rank's pieces; a second call swaps back."""
