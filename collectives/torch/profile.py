@@ -80,7 +80,7 @@ class Watch:
 
     def message(self, theirs: Any, group: Any, what: str, tensors: Any, *given: Any) -> Any:
         begun, own, peer = perf_counter(), group._rank, given[1]
-        work = theirs(group, what, tensors, *given)
+        work = made = theirs(group, what, tensors, *given)
         if isinstance(work, MessageWork):
             pair = (own, peer) if what == "send" else (peer, own)
             numbers = [] if peer == MPI.ANY_SOURCE else [group.numbers.next(*pair)]
@@ -88,7 +88,7 @@ class Watch:
             site.nbytes += _nbytes(tensors)
             came = work._status
             of = lambda: numbers or [group.numbers.next(came.source, own)]  # noqa: E731
-            vars(work)["watched"] = what, of, site
+            made.watched = what, of, site
         return work
 
     def barrier(self, theirs: Any, group: Any, *given: Any, **named: Any) -> None:
