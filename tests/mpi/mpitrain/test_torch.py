@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
+from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
@@ -226,3 +226,18 @@ def test_the_shadow_leaves_out_what_torch_cannot_take_on_one_rank(folder):
     given = {"train_data": Waves(4 * RANKS + 2, 1), "test_data": None, "metrics": None}
     with made(folder, model=regular, batch_size=4 * RANKS, shadow=8, **given) as trainer:
         assert trainer.fit() == []
+
+
+class Mixes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(6, 1).double()
+
+    def forward(self, x):
+        return self.lin(x) - x.mean(0).sum()
+
+
+def test_micro_batches_of_one_sample_show_that_samples_are_mixed(folder):
+    given = {"train_data": Waves(4 * RANKS, 1), "test_data": None, "metrics": None}
+    with pytest.raises(ConfigError, match=r"step 1: the loss is .*: it mixes samples"):
+        made(folder, model=Mixes, batch_size=2 * RANKS, micro_batches=2, shadow=8, **given).fit()

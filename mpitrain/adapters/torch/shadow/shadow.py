@@ -206,8 +206,18 @@ class Shadow:
 def _few(parts: Parts, batch: Batch) -> tuple[Samples, Array]:
     """Some samples of a batch that this rank has read, and their numbers."""
     assert batch.held
-    number = min(batch.held)
-    held, indices = batch.held[number], part(batch.indices, parts.passes.parts, number)[:_FEW]
+    numbers = sorted(batch.held)
+    first = batch.held[numbers[0]]
+    alike = [n for n in numbers if _forms(batch.held[n]) == _forms(first)]  # not padded otherwise
+    own = [part(batch.indices, parts.passes.parts, n) for n in alike]
+    x, labels = (
+        np.concatenate([getattr(batch.held[n], name) for n in alike])[:_FEW]
+        for name in ("inputs", "labels")
+    )
     kind = np.dtype(parts.config.run.dtype)
-    x = held.inputs[:_FEW]
-    return Samples(x.astype(kind) if x.dtype.kind == "f" else x, held.labels[:_FEW]), indices
+    x = x.astype(kind) if x.dtype.kind == "f" else x
+    return Samples(x, labels), np.concatenate(own)[:_FEW]
+
+
+def _forms(samples: Samples) -> list[tuple[Any, ...]]:
+    return [(one.dtype, one.shape[1:]) for one in (samples.inputs, samples.labels)]
