@@ -45,7 +45,7 @@ def give_way() -> None:
 
 
 class Polled:
-    """What is no message, in the shape of a request: whoever waits for it looks."""
+    """A condition in the shape of a request, without a message: whoever waits looks at it."""
 
     __slots__ = ()
 

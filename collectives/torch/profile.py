@@ -24,7 +24,7 @@ from collectives.torch.patches import hide_from_dynamo
 
 def profile(file: str) -> None:
     """Profiles this run; collective.  ``file.html`` and ``file.json`` are written at its end."""
-    watch = Watch()
+    watch = GroupWatch()
     at_end(MPI, [Profile(watch.recorder, file).finish])
     for kind, name, way in (
         (Calls, "__init__", watch.begin),
@@ -36,7 +36,7 @@ def profile(file: str) -> None:
         (MessageWork, "wait", watch.wait),
     ):
         setattr(kind, name, _before(getattr(kind, name), way))
-    hide_from_dynamo(Watch, Recorder, Numbers)
+    hide_from_dynamo(GroupWatch, Recorder, Numbers)
 
 
 def _before(theirs: Any, way: Any) -> Any:
@@ -47,7 +47,7 @@ def _before(theirs: Any, way: Any) -> Any:
     return call
 
 
-class Watch:
+class GroupWatch:
     """Ways to make calls, by which they are recorded: a blocking one where it is made, another one
     where it is made and where its rank waits for it.
 

@@ -98,7 +98,7 @@ def _is_watched(terminal: Console) -> bool:
 
 
 def _columns(start: Start, step: Step) -> dict[str, str]:
-    """What a line says of a step, by the heads of its columns, each as wide as its values."""
+    """Values of a step's line by the heads of their columns, each as wide as its values."""
     per_s = step.samples_per_s * (start.tokens or 1)
     found = {
         "  step": f"{step.step:6d}",
