@@ -1,6 +1,7 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
 import builtins
+import importlib
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 import mpi4py
 
+from collectives import extras
 from collectives.virtual.rank import HERE, here
 
 
@@ -75,20 +77,24 @@ def _replace_clock() -> None:
 
 def _leave_out_imports() -> None:
     """The time of an import, which the process does once for all ranks, is no rank's."""
-    load = builtins.__import__
 
-    def found(*given: Any, **named: Any) -> Any:
-        rank = getattr(HERE, "rank", None)
-        if rank is None or HERE.imports:
-            return load(*given, **named)
-        rank.now()
-        HERE.imports = True
-        try:
-            return load(*given, **named)
-        finally:
-            HERE.imports, rank.cpu = False, time.thread_time()
+    def apart(load: Callable[..., Any]) -> Callable[..., Any]:
+        def found(*given: Any, **named: Any) -> Any:
+            rank = getattr(HERE, "rank", None)
+            if rank is None or HERE.imports:
+                return load(*given, **named)
+            rank.now()
+            HERE.imports = True
+            try:
+                return load(*given, **named)
+            finally:
+                HERE.imports, rank.cpu = False, time.thread_time()
 
-    builtins.__import__ = found
+        return found
+
+    builtins.__import__ = apart(builtins.__import__)
+    importlib.import_module = apart(importlib.import_module)
+    vars(extras)["import_module"] = importlib.import_module  # by which ours load what they use
 
 
 def end_process(status: int) -> NoReturn:
