@@ -429,10 +429,11 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "status", "comes_back"), ENDS)
 def test_a_job_of_pbs_comes_back(tmp_path, end, status, comes_back):
-    """The script of jobs/, whose walltime ends soon and whose commands are stand-ins."""
+    """The script of jobs/, whose commands are stand-ins; ranks that wait are told in time."""
+    walltime = "0:0:6" if "USR1" in end else "1:0:0"
     fakes = {
         "mpiexec": f'echo "mpiexec $*" >> calls; {end}',
-        "qstat": "echo ' Resource_List.walltime = 0:0:2'",
+        "qstat": f"echo ' Resource_List.walltime = {walltime}'",
         "qsub": 'echo "qsub $*" >> calls',
         "python": "",
     }
