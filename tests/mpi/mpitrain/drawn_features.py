@@ -134,6 +134,8 @@ def job(rng: Random) -> tuple[dict[str, object], int, bool]:
         given |= {"train_data": data(count, 1), "test_data": data(rng.choice((3, 30)), 2)}
         given["workers"] = rng.choice((0, 1, 2) if data is Waves else (0, 1))
     how = rng.choice(["adam", *OPTIMIZERS, *CASES])
+    if has_norm and how == "Rprop":
+        how = "adam"  # a bias before a norm has a gradient of rounding, whose sign Rprop takes
     if how in CASES:
         given["optimizer"], given["schedule"] = CASES[how]
     elif how in OPTIMIZERS:
