@@ -31,5 +31,4 @@ class Traffic:
         self.shared += nbytes
 
     def leave(self) -> None:
-        """The MPI library's own collective starts."""
         self.native += 1
