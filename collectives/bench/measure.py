@@ -69,7 +69,6 @@ class Case:
 
     @property
     def on_device(self) -> bool:
-        """Whether the buffers lie on a GPU."""
         return self.memory in ("cupy", "ipc")
 
     def count(self, size: int) -> int:
@@ -142,8 +141,6 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
 
 
 class Buffers:
-    """One set of buffers of this rank."""
-
     def __init__(self, comm: Communicator, case: Case) -> None:
         blocks = contract(case.collective)
         member = Member(comm.rank, comm.size)

@@ -41,16 +41,13 @@ class Constructors(MPI.Intracomm):
         return self._duplicate(super().Idup, info)
 
     def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
-        """As :meth:`Idup`."""
         return self._duplicate(super().Idup_with_info, info)
 
     def Create_dist_graph(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
-        """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph"), self._bare() as bare:
             return self._like(bare.Create_dist_graph(*given, **named))
 
     def Create_dist_graph_adjacent(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
-        """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph_adjacent"), self._bare() as bare:
             return self._like(bare.Create_dist_graph_adjacent(*given, **named))
 
