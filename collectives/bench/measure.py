@@ -72,7 +72,6 @@ class Case:
         return self.memory in ("cupy", "ipc")
 
     def count(self, size: int) -> int:
-        """Items of a block."""
         return self.nbytes // self.dtype.itemsize // contract(self.collective).blocks(size)
 
 

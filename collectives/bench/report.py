@@ -83,7 +83,6 @@ def header(about: dict[str, Any], command: str) -> str:
 
 
 def columns(width: int = 26) -> str:
-    """Head of the table; ``width``: width of the algorithms' names."""
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "

@@ -251,7 +251,6 @@ class Engine:
                 watchdog.calls.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
-        """Begins a nonblocking call."""
         if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
         with self._turn:

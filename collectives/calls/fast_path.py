@@ -74,7 +74,9 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
         last = spec[-1]
         if id(last) in types:  # this type counts, and not that of the items
             types, is_named = ALL, True
-        elif _is_of_program(last) or (types is not ALL and isinstance(last, MPI.Datatype)):
+        elif isinstance(last, str):
+            return None
+        elif isinstance(last, MPI.Datatype) and (types is not ALL or _is_of_program(last)):
             return None
         spec = spec[0]
         kind = type(spec)
@@ -96,8 +98,6 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
 def is_misread(spec: Any, reduces: bool) -> bool:
     """Whether mpi4py may refuse a buffer's items or take them for others: it knows 16-bit numbers
     of torch as bytes, and sums those."""
-    if type(spec) is ndarray:
-        return spec.dtype not in DTYPES
     items, last = spec, None
     if type(spec) in (list, tuple) and len(spec) > 1:
         items, last = spec[0], spec[-1]
@@ -107,16 +107,11 @@ def is_misread(spec: Any, reduces: bool) -> bool:
         return True
     if isinstance(items, ndarray):
         return items.dtype not in DTYPES
-    if not hasattr(items, "__dlpack__") or is_on_device(items):
-        return False
-    return nbytes_of(items) is None
+    return hasattr(items, "__dlpack__") and not is_on_device(items) and nbytes_of(items) is None
 
 
-def _is_of_program(last: Any) -> bool:
-    """Whether the end of a specification is a type that is not known to be MPI's."""
-    if isinstance(last, MPI.Datatype):
-        return last.handle not in PREDEFINED
-    return isinstance(last, str)
+def _is_of_program(datatype: MPI.Datatype) -> bool:
+    return datatype.handle not in PREDEFINED
 
 
 def nbytes_of_tensor(tensor: Any, types: Types = ALL) -> int | None:

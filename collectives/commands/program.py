@@ -19,13 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class _Version(argparse.Action):
     """``--version``: looked up only when it is asked for."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(version(parser.prog.removeprefix("python -m ")))
         parser.exit()
 

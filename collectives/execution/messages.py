@@ -234,7 +234,6 @@ class Prepared(NamedTuple):
         return max(items.nbytes for items in self.buffers.values())
 
     def around(self, rounds: list[BoundRound], after: Sequence[Action]) -> list[BoundRound]:
-        """The rounds of a run with what comes before and after them."""
         first = [BoundRound(starts=self.before)] if self.before else []
         return [*first, *rounds, *([BoundRound(starts=list(after))] if after else [])]
 

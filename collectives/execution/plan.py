@@ -240,7 +240,6 @@ class Plan:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Forgets rounds and tags, which it does not use again."""
         self.rounds, self._program, self._next = [], [], 0
         self._tags = None
         self.is_freed = True

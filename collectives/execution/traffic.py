@@ -22,7 +22,6 @@ class Traffic:
     native: int = 0
 
     def send(self, messages: int, nbytes: int) -> None:
-        """Messages start."""
         self.messages += messages
         self.sent += nbytes
 

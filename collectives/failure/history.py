@@ -44,7 +44,6 @@ class Entered:
 
     @property
     def words(self) -> str:
-        """Collective, algorithm and size of the call, as text."""
         what = " ".join(str(part) for part in self.what if part is not None)
         return f"{what[:_LONGEST]}..." if len(what) > _LONGEST else what
 

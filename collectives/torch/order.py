@@ -194,7 +194,6 @@ class Order:
                 self._is_running = False
 
     def later(self, work: CollectiveWork) -> None:
-        """Lets the group's thread run a call, unless somebody waits for it earlier."""
         if self._is_callback():
             work.run()
             return
