@@ -74,9 +74,7 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
         last = spec[-1]
         if id(last) in types:  # this type counts, and not that of the items
             types, is_named = ALL, True
-        elif isinstance(last, str):
-            return None
-        elif isinstance(last, MPI.Datatype) and (types is not ALL or _is_of_program(last)):
+        elif _is_of_program(last) or (types is not ALL and isinstance(last, MPI.Datatype)):
             return None
         spec = spec[0]
         kind = type(spec)
@@ -110,8 +108,10 @@ def is_misread(spec: Any, reduces: bool) -> bool:
     return hasattr(items, "__dlpack__") and not is_on_device(items) and nbytes_of(items) is None
 
 
-def _is_of_program(datatype: MPI.Datatype) -> bool:
-    return datatype.handle not in PREDEFINED
+def _is_of_program(last: Any) -> bool:
+    """Whether the end of a specification is a type that is not known to be MPI's."""
+    named = isinstance(last, MPI.Datatype) and last.handle not in PREDEFINED
+    return named or isinstance(last, str)
 
 
 def nbytes_of_tensor(tensor: Any, types: Types = ALL) -> int | None:
