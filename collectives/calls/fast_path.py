@@ -44,10 +44,8 @@ _TORCHS = {
 _OWN = {id(constant) for constant in CONSTANTS if constant.handle in PREDEFINED}
 ALL: Types = DTYPES | _CHARS | _TORCHS | _OWN
 _LETTERS = frozenset(map(id, LETTERS))
-#: mpi4py's, of memory by its address.
-_BUFFER = MPI.buffer
 #: Buffers of bytes: to ask their length takes a fifth of the time of a view of them.
-_BYTES = frozenset((bytes, bytearray, mmap, _BUFFER))
+_BYTES = frozenset((bytes, bytearray, mmap))
 
 
 def _without(letters: str) -> Types:
@@ -69,11 +67,11 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
     to read."""
     kind, is_named = type(spec), False
     if kind is list or kind is tuple:
-        if len(spec) < 2:  # mpi4py takes no list of an array alone
-            return None
-        last = spec[-1]
+        last = spec[-1] if spec else None
         if id(last) in types:  # this type counts, and not that of the items
             types, is_named = ALL, True
+        elif len(spec) < 2:  # mpi4py takes no list of an array alone
+            return None
         elif _is_of_program(last) or (types is not ALL and isinstance(last, MPI.Datatype)):
             return None
         spec = spec[0]
@@ -82,9 +80,9 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
         return spec.nbytes if spec.dtype in types else None
     try:
         if kind in _BYTES:
-            # Which of the two buffers one by address is, the reader knows.
-            is_left = "B" in types and not (kind is _BUFFER and spec.readonly)
-            return len(spec) if is_left else None
+            return len(spec) if "B" in types else None
+        if kind is MPI.buffer and spec.readonly:  # which of the two buffers it is, the reader knows
+            return None
         if isinstance(spec, ndarray):  # a subclass, as np.memmap is
             return spec.nbytes if spec.dtype in types else None
         view = memoryview(spec)
