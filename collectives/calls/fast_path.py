@@ -70,10 +70,8 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
         last = spec[-1] if spec else None
         if id(last) in types:  # this type counts, and not that of the items
             types, is_named = ALL, True
-        elif len(spec) < 2:  # mpi4py takes no list of an array alone
-            return None
-        elif _is_of_program(last) or (types is not ALL and isinstance(last, MPI.Datatype)):
-            return None
+        elif len(spec) < 2 or isinstance(last, MPI.Datatype | str):
+            return None  # mpi4py takes no list of an array alone
         spec = spec[0]
         kind = type(spec)
     if kind is ndarray:
@@ -97,19 +95,13 @@ def is_misread(spec: Any, reduces: bool) -> bool:
     items, last = spec, None
     if type(spec) in (list, tuple) and len(spec) > 1:
         items, last = spec[0], spec[-1]
-    if isinstance(last, MPI.Datatype) and _is_of_program(last):
+    if isinstance(last, MPI.Datatype) and last.handle not in PREDEFINED:
         return False
     if reduces and id(last) in _LETTERS:
         return True
     if isinstance(items, ndarray):
         return items.dtype not in DTYPES
     return hasattr(items, "__dlpack__") and not is_on_device(items) and nbytes_of(items) is None
-
-
-def _is_of_program(last: Any) -> bool:
-    """Whether the end of a specification is a type that is not known to be MPI's."""
-    named = isinstance(last, MPI.Datatype) and last.handle not in PREDEFINED
-    return named or isinstance(last, str)
 
 
 def nbytes_of_tensor(tensor: Any, types: Types = ALL) -> int | None:
