@@ -43,7 +43,6 @@ def _one(_: Member) -> int:
 
 
 def _each(m: Member) -> int:
-    """A block for every rank."""
     return m.size
 
 
@@ -53,7 +52,6 @@ def _of_root(blocks: Callable[[Member], int]) -> Callable[[Member], int]:
 
 
 def _everybody(m: Member, i: int) -> Value:
-    """The reduction over all ranks."""
     return Value(range(m.size), i)
 
 

@@ -11,7 +11,7 @@ __all__ = ["Part", "Phased"]
 
 
 class Phased(ABC):
-    """Plans one after the other with work in between, as one plan.
+    """Plans one after the other with work in between, as one plan, with its methods and errors.
 
     The plans are bound before the first run and each has tags of its own, so that ranks may come to
     them in another order than other ranks do.  A rank that waits elsewhere moves it along, as any
@@ -43,11 +43,6 @@ class Phased(ABC):
         """A run: yields the plans, and goes on when each is complete."""
 
     def Start(self) -> None:
-        """Begins a run with the present contents of the buffers.
-
-        Raises:
-            RuntimeError: it was freed, or is under way.
-        """
         if self._freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self._current is not None:
@@ -58,11 +53,6 @@ class Phased(ABC):
         self._go_on()
 
     def Test(self) -> bool:
-        """Moves it along; returns whether it is complete.
-
-        Raises:
-            CollectiveError: it was left in the middle.
-        """
         if self._broken:
             self._progress.expect_whole()
         if self._moves:  # a part of it waits, and moves along what is under way
@@ -81,23 +71,16 @@ class Phased(ABC):
         return True
 
     def Wait(self, status: object = None) -> None:
-        """Completes it; other plans that this thread has started go on meanwhile."""
         self._progress.adopt(self)
         while not self.Test():
             self._progress.advance()
 
     def abandon(self) -> None:
-        """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._progress.keep((self._run, self._current))  # messages may still arrive in it
         self._current, self._broken = None, True
         self._progress.remove(self)
 
     def Free(self) -> None:
-        """Releases the plans.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
         if self._current is not None:
             raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
         self._freed = True
@@ -108,7 +91,6 @@ class Phased(ABC):
         return f"<{self.collective} by {self.algorithm}>"
 
     def _leave(self, error: BaseException) -> None:
-        """An exception ends it on this rank alone."""
         self._progress.leave(f"the {self!r}", error)
         self.abandon()
 

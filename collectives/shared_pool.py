@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.calls.resources import read_shape, read_type
+from collectives.calls.buffer_protocols import read_shape, read_type
 from collectives.communicator import Communicator
 from collectives.execution.transport import Bytes
 

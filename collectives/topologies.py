@@ -1,5 +1,7 @@
 """Communicators with a topology of MPI's: Cartesian, graph, distributed graph."""
 
+from typing import Any
+
 from mpi4py import MPI
 
 from collectives.calls.methods.constructors import made
@@ -12,6 +14,7 @@ _NEIGHBOURHOOD = "a neighbourhood collective"
 class _Neighbours:
     """mpi4py's neighbourhood collectives, once the plans that are under way have ended."""
 
+    __new__: Any = Communicator.__new__
     Neighbor_allgather = after_plans(MPI.Topocomm.Neighbor_allgather, _NEIGHBOURHOOD)
     Neighbor_allgatherv = after_plans(MPI.Topocomm.Neighbor_allgatherv, _NEIGHBOURHOOD)
     Neighbor_alltoall = after_plans(MPI.Topocomm.Neighbor_alltoall, _NEIGHBOURHOOD)
@@ -24,21 +27,15 @@ class _Neighbours:
 class Cartesian(_Neighbours, MPI.Cartcomm, Communicator):  # type: ignore[misc]
     """A grid of ranks."""
 
-    __new__ = Communicator.__new__  # type: ignore[assignment]
-
     Sub = made(MPI.Cartcomm.Sub)
 
 
 class Graph(_Neighbours, MPI.Graphcomm, Communicator):  # type: ignore[misc]
     """Ranks with edges that all ranks know."""
 
-    __new__ = Communicator.__new__  # type: ignore[assignment]
-
 
 class DistributedGraph(_Neighbours, MPI.Distgraphcomm, Communicator):  # type: ignore[misc]
     """Ranks with edges; each rank knows its own edges."""
-
-    __new__ = Communicator.__new__  # type: ignore[assignment]
 
 
 _KINDS = {
@@ -69,5 +66,4 @@ def class_for(cls: type[Communicator], comm: MPI.Intracomm) -> type[Communicator
 
 
 def mpi_class(cls: type[MPI.Comm]) -> type[MPI.Intracomm]:
-    """The class of mpi4py for the same kind of communicator."""
     return next((base for base in _KINDS if issubclass(cls, base)), MPI.Intracomm)

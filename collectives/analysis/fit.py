@@ -35,7 +35,6 @@ class Sample(NamedTuple):
     counted: tuple[float, float, float]
 
     def predicted(self, model: Model) -> float:
-        """Seconds by the model."""
         return float(np.dot(self.counted, model))
 
 

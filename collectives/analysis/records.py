@@ -56,8 +56,6 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Contents of a file."""
-
     environment: Environment
     results: list[Record]
 

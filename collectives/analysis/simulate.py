@@ -96,7 +96,6 @@ class Cut:
     chunks: int
 
     def offsets(self, i: Ranks) -> Ranks:
-        """Where chunks begin."""
         block, piece = np.divmod(i, self.chunks)
         length, longer = divmod(self.count, self.chunks)
         return block * self.count + piece * length + np.minimum(piece, longer)

@@ -69,11 +69,9 @@ class Case:
 
     @property
     def on_device(self) -> bool:
-        """Whether the buffers lie on a GPU."""
         return self.memory in ("cupy", "ipc")
 
     def count(self, size: int) -> int:
-        """Items of a block."""
         return self.nbytes // self.dtype.itemsize // contract(self.collective).blocks(size)
 
 
@@ -142,8 +140,6 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
 
 
 class Buffers:
-    """One set of buffers of this rank."""
-
     def __init__(self, comm: Communicator, case: Case) -> None:
         blocks = contract(case.collective)
         member = Member(comm.rank, comm.size)

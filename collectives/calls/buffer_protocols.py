@@ -1,7 +1,10 @@
-"""The memory of what mpi4py takes for an array: buffer protocol, DLPack, CUDA's interface."""
+"""The memory of what mpi4py takes for an array: buffer protocol, DLPack, CUDA's interface; shapes
+and types of new arrays."""
 
 import ctypes
 import sys
+from math import prod
+from operator import index
 from types import ModuleType
 from typing import Any
 
@@ -26,16 +29,21 @@ def memory_of(data: Any, typed: bool, role: str, readonly: bool, moves: bool = T
         return np.empty(0, np.uint8)
     if is_on_device(data):
         return _device_array(data, role)
-    array = _host_array(data, typed, role, readonly, moves)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise InvalidBuffer(
-            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
-            "pass np.ascontiguousarray(array)"
-        )
+    array = _flat(_host_array(data, typed, role, readonly, moves), role, "np")
     if array.dtype.hasobject:
         raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
     if not (readonly or array.flags.writeable):
         raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
+    return array
+
+
+def _flat(array: npt.NDArray[Any], role: str, library: str) -> npt.NDArray[Any]:
+    """A 1-D view of an array of ``np`` or ``cupy``."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InvalidBuffer(
+            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
+            f"pass {library}.ascontiguousarray(array)"
+        )
     return array.reshape(-1, order="A")
 
 
@@ -122,6 +130,26 @@ def small_float(name: str) -> "np.dtype[Any]":
         ) from None
 
 
+def read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
+    lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    # NumPy multiplies those of an array without items, too.
+    items = prod(max(1, length) for length in lengths)
+    if min(lengths, default=0) < 0 or items * dtype.itemsize >= 1 << 62:
+        raise InvalidBuffer(f"{shape!r} is no shape of an array")
+    np.empty((0,) * len(lengths), dtype)  # raises for too many dimensions
+    return lengths
+
+
+def read_type(dtype: Any) -> "np.dtype[Any]":
+    name = str(dtype)
+    if name.startswith("torch."):
+        dtype = name = name.removeprefix("torch.")
+    kind = small_float(name) if name.startswith(("bfloat", "float8")) else np.dtype(dtype)
+    if kind.hasobject or not kind.itemsize:
+        raise InvalidBuffer(f"arrays of {kind} cannot be shared between processes")
+    return kind
+
+
 class _DLTensor(ctypes.Structure):
     """The beginning of DLPack's structure of that name."""
 
@@ -161,12 +189,7 @@ def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
             "host first"
         ) from None
     array = data if isinstance(data, cupy.ndarray) else _adopted(cupy, data)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise InvalidBuffer(
-            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
-            "pass cupy.ascontiguousarray(array)"
-        )
-    return array.reshape(-1, order="A")
+    return _flat(array, role, "cupy")
 
 
 def _adopted(cupy: ModuleType, data: Any) -> Any:

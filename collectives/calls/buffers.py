@@ -54,7 +54,6 @@ class CallBuffer:
 
     @cached_property
     def address(self) -> int:
-        """Where it begins."""
         return self.memory.address(self.items)
 
     @cached_property
@@ -65,7 +64,6 @@ class CallBuffer:
 
     @property
     def gpu(self) -> int | None:
-        """The number of the GPU that it lies on; ``None`` on the host."""
         return gpu_of(self.items)
 
     def spans(self) -> list[tuple[int, int]]:
@@ -164,7 +162,7 @@ def vector_buffer(spec: object, role: str, blocks: int) -> CallBuffer:
         counts = tuple(length + (j < longer) for j in range(blocks))
     else:
         counts = numbers(lengths, role, "counts", blocks)
-    stride = None if starts is None else whole_number(starts)
+    stride = whole_number(starts)
     if starts is None:
         displacements = tuple(accumulate(counts[:-1], initial=0))
     elif stride is not None:

@@ -110,7 +110,6 @@ class Call:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the buffers lie on a GPU."""
         return is_on_device(self.buffer.items)
 
     @cached_property

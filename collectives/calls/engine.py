@@ -39,11 +39,8 @@ class Engine:
     """The state of one communicator: its duplicate for messages, its plans, its memory.
 
     Attributes:
-        comm: the communicator.
         progress: plans that are under way.
         watchdog: watches all calls, if there is a timeout.
-        settings: options of the communicator.
-        last_plan: plan of the last call.
         library: mpi4py's methods, for calls that go to the MPI library unparsed.
     """
 
@@ -76,7 +73,6 @@ class Engine:
             weakref.finalize(self, self._block_watchdog.drop).atexit = False
 
     def close_watchdog(self) -> None:
-        """Ends the watch."""
         if self._block_watchdog is not None:
             self._block_watchdog.close()
             self._block_watchdog = self.watchdog = None
@@ -172,7 +168,7 @@ class Engine:
             self._run_parsed(arguments, algorithm, key, meeting)
         finally:
             if watchdog is not None and watched is not None:
-                watchdog.leave(watched)
+                watchdog.calls.leave(watched)
             self._turn.give()
 
     def _run_parsed(
@@ -210,7 +206,6 @@ class Engine:
             plan.Free()
 
     def _run_plan(self, plan: Plan, arguments: Arguments) -> None:
-        """Runs a plan of ours."""
         self.last_plan = plan
         try:
             plan()
@@ -219,7 +214,6 @@ class Engine:
             raise
 
     def _run_native(self, arguments: Arguments, reason: str) -> None:
-        """Runs the MPI library's own collective."""
         # Another rank may wait for a plan before it comes here, and a blocking collective advances
         # none.  A nonblocking one would not match the others' blocking ones.
         self.progress.drain()
@@ -254,10 +248,9 @@ class Engine:
                 plan = self._make(arguments, algorithm, repeats, in_order=in_order)
                 return WatchedPlan(plan, call, watchdog)
             finally:
-                watchdog.leave(call, completes=repeats)
+                watchdog.calls.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
-        """Begins a nonblocking call."""
         if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
         with self._turn:
@@ -329,28 +322,26 @@ class Engine:
         native collective: ``auto`` leaves it to the library, or ``native`` is asked for.
 
         Args:
-            algorithm: the one that the call names.
             collective: its name, with a ``v`` behind it for a v-variant.
             own: buffer that tells the call's size.
-            other: the other buffer, if there is one.
             blocks: upper bound of the bytes of any rank's buffer, as a multiple of ``own``.
         """
         if algorithm is None:
-            below, dtypes, barred, plan = self._limits[collective]
+            below, types, plan = self._limits[collective]
         elif algorithm == "native":
-            below, dtypes, barred, plan = self._limits["native"]
+            below, types, plan = self._limits["native"]
         else:
             return False
         nbytes: int | None
-        if type(own) is ndarray and (dtype := own.dtype) in dtypes:  # the usual case
+        if type(own) is ndarray and (dtype := own.dtype) in types:  # the usual case
             nbytes = own.nbytes
             if type(other) is ndarray and other.dtype is dtype:
                 other = None
         else:
-            nbytes = nbytes_of(own, dtypes, barred)
+            nbytes = nbytes_of(own, types)
         if nbytes is None or nbytes * blocks >= below or self._underway:
             return False
-        if not (other is None or other is IN_PLACE or nbytes_of(other, dtypes, barred) is not None):
+        if not (other is None or other is IN_PLACE or nbytes_of(other, types) is not None):
             return False
         self.last_plan = plan
         return True

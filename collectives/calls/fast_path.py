@@ -5,12 +5,14 @@ than sizes and types here: in less than a microsecond, mpi4py's own method is ca
 """
 
 import sys
+from mmap import mmap
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy import ndarray
 
-from collectives.calls.mpi4py_spec import COUNTABLE, LETTERS, PREDEFINED, TYPES
+from collectives.calls.mpi4py_spec import CONSTANTS, COUNTABLE, LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import library
 from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
@@ -18,48 +20,40 @@ from collectives.calls.tuner import NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 
+#: What names types of numbers that are left to the MPI library: NumPy's types, letters of Python's
+#: buffers, PyTorch's names, and the ``id`` of MPI's own types, as asking one takes an MPI call.
+Types = frozenset["np.dtype[Any] | str | int"]
+#: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which
+#: they are below; types of the buffers; what stands for the plan.  Unpacking a named tuple would
+#: take longer.
+Limit = tuple[int, Types, Native]
+LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
+ASKED_FOR = Native("asked for")
+
 #: NumPy's letters of types that are MPI's, too.  A string's are those of its letters, and mpi4py
 #: names types of times without taking such a buffer.
 _CHARS = frozenset(TYPES) - {"S", "U", "M", "m"}
 DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
-#: ``id`` of each of MPI's own types: asking a type takes an MPI call.
-_PREDEFINED = {
-    id(constant)
-    for constant in vars(MPI).values()
-    if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
-}
-#: mpi4py's, of memory by its address.
-_BUFFER = MPI.buffer
-#: Types of PyTorch whose items are MPI's.
-_TORCHS = frozenset(
+_TORCHS = {
     f"torch.{kind}"
     for kind in [
         *("float32", "float64", "complex64", "complex128", "bool"),
         *("uint8", "int8", "int16", "int32", "int64"),
     ]
-)
+}
+_OWN = {id(constant) for constant in CONSTANTS if constant.handle in PREDEFINED}
+ALL: Types = DTYPES | _CHARS | _TORCHS | _OWN
+_LETTERS = frozenset(map(id, LETTERS))
+#: Buffers of bytes: to ask their length takes a fifth of the time of a view of them.
+_BYTES = frozenset((bytes, bytearray, mmap))
 
 
-#: Types that are not left to the MPI library, although it has them: ``id`` of its own types,
-#: letters of Python's buffers, names of torch's types.
-Barred = frozenset[int | str]
-#: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which
-#: they are below; NumPy's types of the buffers; what is barred beside these; what stands for the
-#: plan.  Unpacking a named tuple would take longer.
-Limit = tuple[int, "frozenset[np.dtype[Any]]", Barred, Native]
-LEFT_TO_NATIVE = Native("nothing of ours was measured to be faster; collectives tune measures")
-ASKED_FOR = Native("asked for")
-
-_NONE: Barred = frozenset()
-_BARRED: Barred = frozenset(map(id, LETTERS))
-
-
-def _without(letters: str) -> "tuple[frozenset[np.dtype[Any]], Barred]":
-    """All types of numbers but these, and what else these are barred by."""
+def _without(letters: str) -> Types:
+    """All types but these, and MPI's types of bytes and letters."""
     dtypes = [*map(np.dtype, letters)]
     names = {name for dtype in dtypes for name in (dtype.char, dtype.str[1:], f"torch.{dtype}")}
-    own = {id(TYPES[name]) for name in names if name in TYPES}
-    return DTYPES.difference(dtypes), _BARRED | names | own | {id(MPI.INTEGER1), id(MPI.INTEGER2)}
+    own = [*(TYPES[name] for name in names if name in TYPES), MPI.INTEGER1, MPI.INTEGER2]
+    return ALL.difference(dtypes, names, map(id, own), _LETTERS)
 
 
 #: Small integers are summed by NumPy, whose sums wrap round on every MPI.  MPI rounds a sum of
@@ -67,82 +61,53 @@ def _without(letters: str) -> "tuple[frozenset[np.dtype[Any]], Barred]":
 _WRAPPED, _ROUNDED = _without("bBhH"), _without("bBhHe")
 
 
-def nbytes_of(
-    spec: Any, dtypes: "frozenset[np.dtype[Any]]" = DTYPES, barred: Barred = _NONE
-) -> int | None:
+def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
     """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
     if it is NumPy's or Python's own and its types are among these; ``None`` for what takes longer
     to read."""
-    kind = type(spec)
-    if kind is np.ndarray:
-        return spec.nbytes if spec.dtype in dtypes else None
+    kind, is_named = type(spec), False
     if kind is list or kind is tuple:
-        if len(spec) < 2:  # mpi4py takes no list of an array alone
-            return None
-        items, last = spec[0], spec[-1]
-        if id(last) in barred:
-            return None
-        if id(last) in _PREDEFINED:  # this type counts, and not that of the items
-            dtypes, barred = DTYPES, _NONE
-            if (view := _view(items)) is not None:
-                return view.nbytes
-        elif _is_of_program(last) or (barred and isinstance(last, MPI.Datatype)):
-            return None
-        if type(items) is np.ndarray:
-            return items.nbytes if items.dtype in dtypes else None
-        return None if type(items) in (list, tuple) else nbytes_of(items, dtypes, barred)
-    if kind is _BUFFER:
-        # Which of the two buffers it is, the reader knows.
-        return None if spec.readonly or "B" in barred else spec.nbytes
-    if isinstance(spec, np.ndarray):  # a subclass, as np.memmap is
-        return spec.nbytes if spec.dtype in dtypes else None
-    if (view := _view(spec)) is not None:
-        return view.nbytes if view.format in _CHARS and view.format not in barred else None
-    return nbytes_of_tensor(spec, barred)
-
-
-def _view(items: Any) -> memoryview | None:
-    """The memory of what has Python's buffer protocol, and is no array of NumPy's nor mpi4py's."""
-    if isinstance(items, np.ndarray | _BUFFER):
-        return None
+        last = spec[-1] if spec else None
+        if id(last) in types:  # this type counts, and not that of the items
+            types, is_named = ALL, True
+        elif len(spec) < 2 or isinstance(last, MPI.Datatype | str):
+            return None  # mpi4py takes no list of an array alone
+        spec = spec[0]
+        kind = type(spec)
+    if kind is ndarray:
+        return spec.nbytes if spec.dtype in types else None
     try:
-        return memoryview(items)
-    except (TypeError, ValueError, BufferError):  # it has none, or it was released
-        return None
+        if kind in _BYTES:
+            return len(spec) if "B" in types else None
+        if kind is MPI.buffer and spec.readonly:  # which of the two buffers it is, the reader knows
+            return None
+        if isinstance(spec, ndarray):  # a subclass, as np.memmap is
+            return spec.nbytes if spec.dtype in types else None
+        view = memoryview(spec)
+    except (TypeError, ValueError, BufferError):  # it is no such buffer, or it was released
+        return nbytes_of_tensor(spec, types)
+    return view.nbytes if is_named or view.format in types else None
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:
     """Whether mpi4py may refuse a buffer's items or take them for others: it knows 16-bit numbers
     of torch as bytes, and sums those."""
-    if type(spec) is np.ndarray:
-        return spec.dtype not in DTYPES
     items, last = spec, None
     if type(spec) in (list, tuple) and len(spec) > 1:
         items, last = spec[0], spec[-1]
-    if isinstance(last, MPI.Datatype) and _is_of_program(last):
+    if isinstance(last, MPI.Datatype) and last.handle not in PREDEFINED:
         return False
-    if reduces and id(last) in _BARRED:
+    if reduces and id(last) in _LETTERS:
         return True
-    if isinstance(items, np.ndarray):
+    if isinstance(items, ndarray):
         return items.dtype not in DTYPES
-    if not hasattr(items, "__dlpack__") or is_on_device(items):
-        return False
-    return nbytes_of(items) is None
+    return hasattr(items, "__dlpack__") and not is_on_device(items) and nbytes_of(items) is None
 
 
-def _is_of_program(last: Any) -> bool:
-    """Whether the end of a specification is a type that is not known to be MPI's."""
-    if isinstance(last, MPI.Datatype):
-        return last.handle not in PREDEFINED
-    return isinstance(last, str)
-
-
-def nbytes_of_tensor(tensor: Any, barred: Barred = _NONE) -> int | None:
+def nbytes_of_tensor(tensor: Any, types: Types = ALL) -> int | None:
     """Bytes of a tensor of PyTorch that mpi4py reads, too."""
     torch = sys.modules.get("torch")
-    if torch is None or type(tensor) is not torch.Tensor:
-        return None
-    if (name := str(tensor.dtype)) not in _TORCHS or name in barred:
+    if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in types:
         return None
     plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
     plain = plain and not (tensor.is_neg() or tensor.is_conj())
@@ -169,7 +134,7 @@ class Limits(dict[str, Limit]):
         settings = self._resources.settings
         parsed = settings.parses_native or settings.timeout
         parsed = parsed or self._resources.progress.traffic is not None
-        return 0 if parsed else sys.maxsize, DTYPES, _BARRED, ASKED_FOR
+        return 0 if parsed else sys.maxsize, ALL - _LETTERS, ASKED_FOR
 
     def _of(self, name: str) -> Limit:
         resources, settings = self._resources, self._resources.settings
@@ -181,11 +146,8 @@ class Limits(dict[str, Limit]):
         # Few ranks know how long the others' blocks are: all v-variants are left to MPI, or none.
         if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
-        if not reduces:
-            types = DTYPES, _NONE
-        else:
-            types = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
-        return min(below, COUNTABLE), *types, LEFT_TO_NATIVE
+        summed = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
+        return min(below, COUNTABLE), summed if reduces else ALL, LEFT_TO_NATIVE
 
     def of_auto(self, collective: str, unequal: bool = False, unordered: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.

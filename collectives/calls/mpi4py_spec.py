@@ -26,10 +26,11 @@ def _is_whole(datatype: MPI.Datatype) -> bool:
     return not _HAS_NAMES or bool(datatype.name)
 
 
-_CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]
+#: All that mpi4py names, with those that this MPI lacks.
+CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]
 #: Handles of MPI's own types.
-PREDEFINED = frozenset(found.handle for found in _CONSTANTS if _is_whole(found))
-_LACKING = frozenset(found.handle for found in _CONSTANTS) - PREDEFINED
+PREDEFINED = frozenset(found.handle for found in CONSTANTS if _is_whole(found))
+_LACKING = frozenset(found.handle for found in CONSTANTS) - PREDEFINED
 #: MPI's own types by NumPy's letters and by their names.
 TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in PREDEFINED}
 #: MPI's types of bytes and letters, on which no arithmetic is defined.  Some libraries add them all
@@ -123,7 +124,6 @@ class Gaps:
     Args:
         keep: the object that keeps the memory alive.
         address: address of item 0.
-        datatype: type of an item.
         blocks: which items are packed, one behind the other.
     """
 

@@ -26,7 +26,7 @@ class Native(NamedTuple):
 class NativePlan:
     """A plan by the MPI library's own collective; mpi4py reads the buffers.
 
-    Its methods are those of :class:`~collectives.execution.plan.Plan`.
+    Its methods, and their errors, are those of :class:`~collectives.execution.plan.Plan`.
     """
 
     algorithm = "native"
@@ -66,51 +66,30 @@ class NativePlan:
         self._expect_idle("run")
         # Another rank may wait for one of these before it comes here.
         self._progress.drain()
-        if self._traffic is not None:
-            self._traffic.leave()
-        if self._before is not None:
-            self._before()
+        self._enter()
         self._run()
 
     def Start(self) -> None:
-        """Starts it.
-
-        Raises:
-            RuntimeError: it was freed, or is under way.
-        """
         self._expect_idle("started")
-        if self._traffic is not None:
-            self._traffic.leave()
-        if self._before is not None:
-            self._before()
+        self._enter()
         self._request = self._of(self._start())
 
     def begin(self) -> "NativeRequest":
-        """Starts its only run; the plan cannot be used after it."""
-        self.Start()
-        begun = self._of(self._request, self._start.args)
-        self._request = self._of(MPI.REQUEST_NULL)
+        self._expect_idle("started")
+        self._enter()
+        begun = self._of(self._start(), self._start.args)
         self.Free()
         return begun
 
     def Test(self) -> bool:
-        """Makes progress; returns whether it has completed."""
         return self._request.Test()
 
     def Wait(self, status: object = None) -> None:
-        """Completes it; plans that this thread has started go on meanwhile."""
         self._request.Wait()
 
-    def synchronize(self) -> None:
-        """As :meth:`Wait`: the library queues nothing."""
-        self.Wait()
+    synchronize = Wait  # the library queues nothing
 
     def Free(self) -> None:
-        """Lets go of the buffers; the plan cannot be used after it.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
         self._expect_ended("Wait for it before Free")
         self._run = self._start = None  # type: ignore[assignment]
         self._freed = True
@@ -119,6 +98,13 @@ class NativePlan:
         if self._freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         self._expect_ended(f"it cannot be {what} again without Wait or a true Test")
+
+    def _enter(self) -> None:
+        """A run begins."""
+        if self._traffic is not None:
+            self._traffic.leave()
+        if self._before is not None:
+            self._before()
 
     def _expect_ended(self, instead: str) -> None:
         if self._request != MPI.REQUEST_NULL:
@@ -130,11 +116,10 @@ class NativePlan:
 
 class NativeRequest(MPI.Request):
     """The library's own request, so that ``MPI.Request.Waitall`` and the like take it with others;
-    and a plan for one run, whose ``Wait`` moves this thread's other plans along.
+    and a plan for one run, whose ``Wait`` moves this thread's other plans along, and whose ``Free``
+    does nothing, as it has no second run.
 
     Attributes:
-        collective: name of the collective.
-        reason: why it is native.
         watched: sees its waits, if there is a watchdog.
     """
 
@@ -157,7 +142,6 @@ class NativeRequest(MPI.Request):
         return self
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Makes progress; returns whether it has completed."""
         done = super().Test(status)
         if done:
             self._buffers = None
@@ -166,7 +150,6 @@ class NativeRequest(MPI.Request):
         return done
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
-        """Completes it; plans that this thread has started go on meanwhile."""
         if self.watched is None:
             self._wait(status)
         else:
@@ -183,31 +166,18 @@ class NativeRequest(MPI.Request):
         super().Wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """:meth:`Test`, and no object."""
         return self.Test(status), None
 
     def wait(self, status: MPI.Status | None = None) -> None:
-        """:meth:`Wait`."""
         self.Wait(status)
 
     def synchronize(self) -> None:
-        """:meth:`Wait`: the library queues nothing."""
         self.Wait()
 
     def Start(self) -> None:
-        """Refuses a second run.
-
-        Raises:
-            RuntimeError: always.
-        """
         raise RuntimeError(f"{self!r} was started, and is for one run; make another one")
 
     def Free(self) -> None:
-        """Does nothing, as it has no second run.
-
-        Raises:
-            RuntimeError: it is under way.
-        """
         if self != MPI.REQUEST_NULL:
             raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
 

@@ -65,9 +65,6 @@ def all_or_none(comm: MPI.Intracomm, trouble: str) -> None:
 class Nccl:
     """NCCL among the ranks of a communicator, with a GPU each.  Making it is collective.
 
-    Args:
-        gpu: the GPU of this rank.
-
     Attributes:
         memory: memory of that GPU, with a stream for these plans.
 
@@ -103,7 +100,6 @@ class Nccl:
         self.memory = CudaMemory(gpu)
 
     def _tried(self, function: Action) -> Any:
-        """The result of a function, or its error as a string."""
         try:
             return function()
         except (RuntimeError, ValueError) as error:
@@ -118,7 +114,6 @@ class Nccl:
         self.channel.abort()
 
     def constant(self, name: str) -> int:
-        """``NCCL_<name>``."""
         value: int = getattr(self.library, f"NCCL_{name}")
         return value
 

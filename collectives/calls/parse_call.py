@@ -13,7 +13,7 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import OPAQUE, CallBuffer, read_buffer, vector_buffer
 from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of
-from collectives.calls.mpi4py_spec import LETTERS
+from collectives.calls.mpi4py_spec import LETTERS, whole_number
 from collectives.calls.native import library
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
@@ -96,11 +96,8 @@ def _expect_ours(call: Call) -> None:
 
 
 def _root(arguments: Arguments, size: int) -> int:
-    try:
-        root = index(arguments.root)
-    except TypeError:
-        root = -1
-    if not 0 <= root < size:
+    root = whole_number(arguments.root)
+    if root is None or not 0 <= root < size:
         raise InvalidBuffer(
             f"{arguments.collective}: root {arguments.root!r} is not one of the {size} ranks"
         )

@@ -95,20 +95,17 @@ class Rendezvous:
             )
         if any(_ORDINARY in (words[0], words[2]) for words in told):
             return None
-        places = tuple(_own_places(words) for words in told)
+        places = tuple(map(_places, told))
         windows = {place.window for both in places for place in both if place}
         on_host = {node.windows[window].memory is HOST for window in windows}
         return places if len(on_host) == 1 else None
 
 
-def _own_places(mine: Location) -> tuple[Place | None, Place | None]:
-    """The places of this rank's buffers, which lie in memory that the ranks share."""
-    send, send_offset, recv, recv_offset = mine[:4]
-    return _place(send, send_offset), _place(recv, recv_offset)
-
-
-def _place(window: int, offset: int) -> Place | None:
-    return None if window == _NO_BUFFER else Place(window, offset)
+def _places(told: Location) -> tuple[Place | None, Place | None]:
+    """The places of a rank's buffers, which lie in memory that the ranks share."""
+    found = Place(*told[:2]), Place(*told[2:4])
+    send, recv = (None if one.window == _NO_BUFFER else one for one in found)
+    return send, recv
 
 
 def all_have(meeting: Meeting, plan: Plan) -> bool:

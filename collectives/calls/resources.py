@@ -2,15 +2,13 @@
 
 import logging
 import pickle
-from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import extras
-from collectives.calls.buffer_protocols import small_float
+from collectives.calls.buffer_protocols import read_shape, read_type
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
@@ -111,7 +109,6 @@ class Resources:
 
     @property
     def channel(self) -> MPI.Intracomm:
-        """The duplicate."""
         return self.transport.channel
 
     def wait(self, request: MPI.Request) -> None:
@@ -212,9 +209,7 @@ class Resources:
         if items is not None:
             return items
         try:
-            if self.node is None:
-                self.node = extras.NodeMemory(self.channel)
-            return self.node.empty(dimensions, dtype, kind)
+            return self._made_node().empty(dimensions, dtype, kind)
         except InvalidBuffer as error:  # on all ranks
             log.warning("ordinary memory instead of shared: %s", error)
         try:
@@ -225,15 +220,17 @@ class Resources:
         assert items is not None, "without a problem there is an array"
         return items
 
+    def _made_node(self) -> "NodeMemory":
+        self.node = self.node or extras.NodeMemory(self.channel)
+        return self.node
+
     def move(self, storage: Any) -> None:
         """Has torch move a storage of each rank into the node's memory, where that can be.
         Collective."""
         if self._alone:
             return
         try:
-            if self.node is None:
-                self.node = extras.NodeMemory(self.channel)
-            self.node.move(storage)
+            self._made_node().move(storage)
         except (InvalidBuffer, MemoryError) as error:  # on all ranks
             log.warning("a bucket of DDP's stays in ordinary memory: %s", error)
 
@@ -327,23 +324,3 @@ class Resources:
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
-
-
-def read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
-    lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
-    # NumPy multiplies those of an array without items, too.
-    items = prod(max(1, length) for length in lengths)
-    if min(lengths, default=0) < 0 or items * dtype.itemsize >= 1 << 62:
-        raise InvalidBuffer(f"{shape!r} is no shape of an array")
-    np.empty((0,) * len(lengths), dtype)  # raises for too many dimensions
-    return lengths
-
-
-def read_type(dtype: Any) -> "np.dtype[Any]":
-    name = str(dtype)
-    if name.startswith("torch."):
-        dtype = name = name.removeprefix("torch.")
-    kind = small_float(name) if name.startswith(("bfloat", "float8")) else np.dtype(dtype)
-    if kind.hasobject or not kind.itemsize:
-        raise InvalidBuffer(f"arrays of {kind} cannot be shared between processes")
-    return kind

@@ -34,8 +34,6 @@ _FAR = 4
 
 
 class Choice(NamedTuple):
-    """An algorithm's name and the sentence that explains it."""
-
     algorithm: str
     reason: str
 
@@ -114,7 +112,6 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         Measurements on one node say nothing about several nodes, and one library's messages nothing
         about another's.  Shared memory does not depend on the library; native's time there does.
         """
-
         if call.is_of_slots and (call.unordered or call.uneven):
             return None
 
@@ -191,7 +188,6 @@ class Situation(NamedTuple):
         return (self.size - 1) // max(1, entry.ranks - 1)
 
     def allows(self, algorithm: str) -> bool:
-        """Whether ``algorithm`` can serve the call."""
         name, options = parse(algorithm)
         if name in ("native", "nccl"):
             return self.native if name == "native" else self.nccl
@@ -261,7 +257,6 @@ def choose(table: Table, call: Situation) -> Choice:
 
 
 def _why_not(call: Situation, entry: Entry | None) -> str:
-    """Why the table says nothing about a call."""
     if call.size == 1:
         return "a rank alone"
     if call.collective == "barrier":

@@ -182,7 +182,6 @@ class Proofs:
 
     Each rank generates the parts of all ranks, proves them and keeps them, and the ranks compare
     their digests.  So what was proved is what runs, whatever a generator does later.
-
     """
 
     def __init__(self, resources: Resources) -> None:
@@ -197,9 +196,6 @@ class Proofs:
 
         Cost: once for each algorithm with its options, and root: a step of Python on each rank for
         each step of all ranks, twice in place; 128 ranks of a ring take seconds.
-
-        Args:
-            asked: the algorithm as the caller named it.
 
         Raises:
             ScheduleError: on all ranks: it is wrong at this number of ranks.

@@ -52,7 +52,6 @@ _OSU_NAMES = {"bw": "bandwidth", "bibw": "bibandwidth", "mbw_mr": "multipair"}
 
 
 def add(commands: Commands) -> None:
-    """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     told = (
         f"{', '.join(CONTRACTS)}; v-variants, as alltoallv, here with equal blocks; between pairs "
@@ -227,15 +226,14 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 say(report.row(result, native, width))
             results += measured
         # A job that is killed has what it has measured.
-        write = partial(_write_files, options, results, about, streams=False)
-        if why := report.unwritten(comm, write):
+        if why := report.unwritten(comm, partial(_write, options, results, about, False)):
             return refuse(comm.rank, why)
     try:
         report.expect_some(results)
     except CollectiveError as error:  # on all ranks
         return refuse(comm.rank, error)
     say(report.footer(results, options.min_busbw))
-    if why := report.unwritten(comm, lambda: _write(options, results, about)):
+    if why := report.unwritten(comm, partial(_write, options, results, about, True)):
         return refuse(comm.rank, why)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
@@ -259,31 +257,25 @@ def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
         raise CollectiveError(why)
 
 
-def _write(options: argparse.Namespace, results: "list[Result]", about: dict) -> None:
-    from collectives.bench import report
-
-    if options.format == "osu":
-        print(report.osu(results))
-    _write_files(options, results, about, streams=True)
-    if options.plot:
-        report.plot(options.plot, results, about)
-
-
-def _write_files(
-    options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
+def _write(
+    options: argparse.Namespace, results: "list[Result]", about: dict, is_over: bool
 ) -> None:
-    """Writes the results to files, which are replaced, and with ``streams`` to streams."""
+    """Writes the results to files, which are replaced, and at the end to streams and a picture."""
     from collectives.bench import report
 
+    if is_over and options.format == "osu":
+        print(report.osu(results))
     config = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if not callable(value)
     }
-    if options.output_file and (streams or not is_stream(options.output_file)):
+    if options.output_file and (is_over or not is_stream(options.output_file)):
         report.write_json(options.output_file, results, about, config)
-    if results and options.csv and (streams or not is_stream(options.csv)):
+    if results and options.csv and (is_over or not is_stream(options.csv)):
         report.write_csv(options.csv, results)
+    if is_over and options.plot:
+        report.plot(options.plot, results, about)
 
 
 @contextmanager

@@ -19,13 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class _Version(argparse.Action):
     """``--version``: looked up only when it is asked for."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(version(parser.prog.removeprefix("python -m ")))
         parser.exit()
 
@@ -45,7 +39,6 @@ def add_commands(parser: argparse.ArgumentParser, **options: Any) -> Commands:
     """Adds ``COMMAND``; each command has a ``help``, and a ``description`` if there is more to say.
 
     Args:
-        parser: the program's.
         options: keyword arguments of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
     made = parser.add_subparsers(action=Commands, required=True, metavar="COMMAND", **options)
@@ -56,10 +49,6 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
     """The parsed options; without any argument, prints the commands and exits.
 
     Completes words for a shell that asks for it, if argcomplete is installed.
-
-    Args:
-        parser: the program's.
-        given: the arguments; those of the process by default.
     """
     if "_ARGCOMPLETE" in os.environ:
         with suppress(ImportError):
@@ -70,7 +59,6 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--version``."""
     which = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=which

@@ -31,11 +31,7 @@ class Gate(Polled):
 
 
 class EndGate(Gate):
-    """The gate at the end of a plan: streams wait for it, and the host does not.
-
-    Attributes:
-        callers: these wait.
-    """
+    """The gate at the end of a plan: streams wait for it, and the host does not."""
 
     def __init__(self, event: Any) -> None:
         super().__init__(event)
@@ -106,10 +102,8 @@ class DevicePlan(Plan):
     ``Start`` and ``Wait`` put it into the order of the streams that are current when they are
     called; what the caller queues then finds the results.  ``Test`` is true once they are there,
     for every stream and for the host; so is the end of :meth:`synchronize`.  Until one of these,
-    the plan keeps the memory that it works on: who frees it later frees it behind the plan.
-
-    Args:
-        given: as of :class:`Plan`; its work is queued in the binding's memory.
+    the plan keeps the memory that it works on: who frees it later frees it behind the plan.  Its
+    work is queued in the binding's memory.
     """
 
     def __init__(
@@ -185,7 +179,6 @@ class DevicePlan(Plan):
             self._end.callers = ()
 
     def synchronize(self) -> None:
-        """Completes it, and the host waits for the results, while other plans go on."""
         self.Wait()
         # NCCL's work ends only with other ranks, which may wait for a message of ours.
         while self._progress.here and not self._end.event.done:

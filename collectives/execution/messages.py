@@ -86,7 +86,6 @@ class _Binder:
         return extras.gated(bound, self.memory) if is_queued(self.memory) else bound
 
     def arriving(self, steps: Round) -> int:
-        """Items that are kept aside until they are reduced."""
         return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
 
     def round(self, steps: Round, arrivals: Items) -> BoundRound:
@@ -114,9 +113,7 @@ class _Binder:
             if isinstance(step, RecvReduce):
                 arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
             for part in self.parts(arriving):
-                request = self.transport.recv_init(part, step.peer, tag)
-                bound.requests.append(request)
-                bound.finish.append(request.Wait)
+                bound.add([self.transport.recv_init(part, step.peer, tag)])
             if isinstance(step, RecvReduce):
                 reduction = self.reduction(step, arriving, target)
                 bound.reductions.append(reduction)
@@ -129,8 +126,8 @@ class _Binder:
         if self.traffic is not None and sends:
             nbytes = sum(items.nbytes for items in sent)
             bound.starts.append(partial(self.traffic.send, len(sends), nbytes))
-        bound.finish += [*(request.Wait for request in sends), *late]
-        bound.requests += sends
+        bound.add(sends)
+        bound.finish += late
         return bound
 
     def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
@@ -195,9 +192,6 @@ def bind(
 ) -> Plan:
     """A plan for ``schedule`` on these operands.
 
-    Args:
-        combine: the reduction, for a collective that reduces.
-
     Raises:
         InvalidBuffer: the sizes do not fit the collective.
     """
@@ -237,11 +231,9 @@ class Prepared(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the larger buffer."""
         return max(items.nbytes for items in self.buffers.values())
 
     def around(self, rounds: list[BoundRound], after: Sequence[Action]) -> list[BoundRound]:
-        """The rounds of a run with what comes before and after them."""
         first = [BoundRound(starts=self.before)] if self.before else []
         return [*first, *rounds, *([BoundRound(starts=list(after))] if after else [])]
 

@@ -31,17 +31,21 @@ class BoundRound:
     finish: list[Action] = field(default_factory=list)
     reductions: list[Action] = field(default_factory=list)
 
+    def add(self, requests: Sequence[Request], *actions: Action) -> None:
+        """Lets the round wait for messages, and then do what they allow."""
+        self.requests += requests
+        self.finish += [*(request.Wait for request in requests), *actions]
+        self.reductions += actions
+
 
 @dataclass(frozen=True)
 class Binding:
     """How a plan runs, whatever its schedule and buffers.
 
     Attributes:
-        reason: why its algorithm was chosen.
         progress: the plans of the same communicator that are under way.
         tags: tell its messages and counters from those of other plans under way.  ``None`` for
             blocking calls, which follow one another and share theirs.
-        memory: the kind of memory that its buffers lie in.
         met: whether the ranks have just met whenever it runs, so that each knows all to be in it.
         keep: takes a plan for one run, as another plan, at the end of that run.  The caller's
             memory stays until then.
@@ -72,7 +76,6 @@ class Plan:
     Attributes:
         algorithm: name of the algorithm, with its options.
         reason: why it was chosen.
-        collective: name of the collective.
         nbytes: size of the larger buffer.
         own_nbytes: size of the memory that the plan itself has, at most.
         rounds: its rounds, for a plan that has it as a part.
@@ -99,7 +102,6 @@ class Plan:
         self._tags = binding.tags
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
-
         self.keep = binding.keep
         self._transient = False
         self.is_freed = False
@@ -218,12 +220,10 @@ class Plan:
 
     @property
     def is_underway(self) -> bool:
-        """Whether it was started and has not completed."""
         return self._next < len(self.rounds)
 
     @property
     def completed(self) -> int:
-        """Rounds completed since ``Start``."""
         return self._next
 
     def Free(self) -> None:
@@ -240,7 +240,6 @@ class Plan:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Forgets rounds and tags, which it does not use again."""
         self.rounds, self._program, self._next = [], [], 0
         self._tags = None
         self.is_freed = True
@@ -297,5 +296,4 @@ class Plan:
 
 
 def plan_class(binding: Binding) -> type[Plan]:
-    """The class of plans on the binding's memory."""
     return extras.DevicePlan.load() if is_queued(binding.memory) else Plan

@@ -8,8 +8,8 @@ import numpy as np
 
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.compile.dataflow import Dataflow, Endpoint
-from collectives.execution.memory import Combine, Items, Memory, is_queued
-from collectives.execution.messages import Layout
+from collectives.execution.memory import Combine, Memory, is_queued
+from collectives.execution.messages import Layout, Operands, prepared
 from collectives.execution.plan import Action, Binding, Plan, plan_class
 from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.flags import BLOCKING, all_reached
@@ -66,7 +66,8 @@ def bind_shared(
     layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
+        operands = _operands(schedule, rank, node, places[rank], count, dtype)
+        named = prepared(schedule, rank, operands, memory).buffers
         buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
     met = binding.met and not is_queued(memory)
@@ -93,30 +94,22 @@ def _segments(schedule: Schedule, count: int, dtype: "np.dtype[Any]", memory: Me
     return min(-(-largest // most), MOST_SEGMENTS)
 
 
-def _buffers(
+def _operands(
     schedule: Schedule,
     rank: int,
     node: "NodeMemory",
     places: tuple[Place | None, Place | None],
     count: int,
-    nothing: Items,
-) -> dict[str, Items]:
-    """The send and receive buffer of ``rank``, as this process addresses them."""
-    member = schedule.member(rank)._replace(chunks=1)
-    sent = count * schedule.contract.send_blocks(member)
-    received = count * schedule.contract.recv_blocks(member)
-    send_place, recv_place = places
-    send = recv = nothing
-    if send_place is not None:
-        send = node.view(rank, send_place, sent, nothing.dtype)
-    if recv_place is not None:
-        recv = node.view(rank, recv_place, received, nothing.dtype)
-    if send_place is None and sent:  # in place
-        start = (schedule.contract.place(member) or 0) * count
-        send = recv[start : start + sent]
-    if recv_place is None and received:  # a scatter in place
-        recv = send[rank * count :][:received]
-    return {"sendbuf": send, "recvbuf": recv}
+    dtype: "np.dtype[Any]",
+) -> Operands:
+    """The buffers of ``rank``, as this process addresses them."""
+    member, contract = schedule.member(rank), schedule.contract
+    blocks = contract.send_blocks(member), contract.recv_blocks(member)
+    send, recv = (
+        None if place is None else node.view(rank, place, count * number, dtype)
+        for place, number in zip(places, blocks)
+    )
+    return Operands(send, recv)
 
 
 def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:

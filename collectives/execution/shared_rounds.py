@@ -48,7 +48,6 @@ class SharedBinder:
     Attributes:
         flow: the schedule's data flow, in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
-        memory: the kind of memory that the buffers lie in.
         buffers: each rank's buffers, by name.
         met: all ranks are in it when it begins, and may use one another's memory.
     """
@@ -92,7 +91,6 @@ class SharedBinder:
         return [*bound, *self.ticking(ending, last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
-        """Round ``number`` of this segment."""
         due = self.due(steps)
         since = max(self.told - self.passed, entered(0) if self.segment else 0)
         tells = self.flow.is_awaited(self.rank, since, entered(number))
@@ -112,7 +110,7 @@ class SharedBinder:
                 continue
             cells = self.flow.cells(self.rank, step.chunk)
             if isinstance(step, Copy):
-                self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
+                moving.add([], self.copy(target, self.view(self.rank, step.source)))
                 continue
             other = self.flow.ends[Endpoint(self.rank, number, position)]
             theirs = self.flow.step(other)
@@ -122,23 +120,22 @@ class SharedBinder:
                 case Send() if isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
-                    flags = self.available(other)
-                    self.add(moving, flags, self.copy(remote, target))
+                    moving.add(self.available(other), self.copy(remote, target))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
                     flags = self.available(other)
                     if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
                         aside = self.memory.empty(remote.size, remote.dtype)
-                        self.add(moving, flags, self.copy(aside, remote))
+                        moving.add(flags, self.copy(aside, remote))
                         late.append(self.reduction(step, aside, target))
                     else:
-                        self.add(moving, flags, self.reduction(step, remote, target))
-        moving_and_told = self.ticking(moving, self.told)
+                        moving.add(flags, self.reduction(step, remote, target))
+        bound = [*entering, *self.ticking(moving, self.told)]
         if late:
-            return [*entering, *moving_and_told, self.wait(lent, late)]
+            return [*bound, self.wait(lent, late)]
         self.pending += lent
-        return [*entering, *moving_and_told]
+        return bound
 
     def due(self, steps: Round) -> list[Pending]:
         """The waits, which are pending no more, whose cells these steps use, but for stores of the
@@ -177,11 +174,8 @@ class SharedBinder:
         """``bound``, and then this rank says how far it has come: what it has queued so far must
         have been done."""
         tick = self.node.tick(self.slot, count)
-        if self.gate is None:
-            self.add(bound, [], tick)
-            return [bound]
-        rounds = behind(self.gate, bound)
-        self.add(rounds[-1], [], tick)
+        rounds = [bound] if self.gate is None else behind(self.gate, bound)
+        rounds[-1].add([], tick)
         return rounds
 
     def flags(self, rank: int, count: int) -> list[Flag]:
@@ -195,16 +189,9 @@ class SharedBinder:
         latest: dict[int, int] = {}
         for one in pending:
             latest[one.rank] = max(one.until, latest.get(one.rank, 0))
-        flags = [flag for rank, until in latest.items() for flag in self.flags(rank, until)]
-        return BoundRound(
-            requests=list(flags), finish=[*(flag.Wait for flag in flags), *then], reductions=then
-        )
-
-    @staticmethod
-    def add(bound: BoundRound, flags: list[Flag], *actions: Action) -> None:
-        bound.requests += flags
-        bound.finish += [*(flag.Wait for flag in flags), *actions]
-        bound.reductions += actions
+        bound = BoundRound()
+        bound.add([f for rank, until in latest.items() for f in self.flags(rank, until)], *then)
+        return bound
 
     def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
         if self.combine is None:

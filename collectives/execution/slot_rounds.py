@@ -33,7 +33,7 @@ from collectives.execution.pieces import (
     Views,
 )
 from collectives.execution.plan import Action, Binding, BoundRound, Plan
-from collectives.execution.transport.flags import Flag, all_reached
+from collectives.execution.transport.flags import all_reached
 from collectives.execution.transport.slots import SLOT_BYTES, InLine, SlotPair, Slots
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -162,7 +162,6 @@ class SlotBinder:
         return [OnPiece(pieces, HOST.convert, pair[::order]) for pair in pairs]
 
     def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
-        """Round ``number`` of these pieces."""
         entering, moving, landing = BoundRound(), BoundRound(), BoundRound()
         reducing = landing if self.is_crossed(steps, pieces) else moving
         sent: dict[int, int] = {}  # bytes of a slot, by peer
@@ -187,27 +186,24 @@ class SlotBinder:
             parts = [*zip(_in_slots(pair, start, own), own)]
             if isinstance(step, Send):
                 if peer not in sent:
-                    _wait(entering, self.slots.flag(peer, 0, pair))
+                    entering.add([self.slots.flag(peer, 0, pair)])
                 moving.starts += [StorePiece(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
-                    _wait(moving, self.slots.flag(peer, entered(number)))
-                for read in self.reads(step, pieces, parts, pair):
-                    _do(reducing, read)
+                    moving.add([self.slots.flag(peer, entered(number))])
+                reducing.add([], *self.reads(step, pieces, parts, pair))
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if self.traffic is not None and messages:
             moving.starts.append(partial(self.traffic.send, messages, leaving))
         if sent:
             moving.starts.append(self.node.tick(self.counters, entered(number)))
+        runs = self.node.runs[self.counters]
         for peer in {**sent, **got}:
-            runs = self.node.runs[self.counters]
-            _do(
-                reducing,
-                SwapSlots(self.pairs[peer], runs, moved(number), peer in sent, peer in got),
-            )
+            swap = SwapSlots(self.pairs[peer], runs, moved(number), peer in sent, peer in got)
+            reducing.add([], swap)
         if got and not self.sends((number + 1) % self.period, pieces):
             # Else the next count says that this rank has read its messages.
-            _do(reducing, self.node.tick(self.counters, moved(number)))
+            reducing.add([], self.node.tick(self.counters, moved(number)))
         entering.starts = [one.Start for one in landing.requests]
         landing.finish = [*(one.Wait for one in landing.requests), *landing.reductions]
         return [each for each in (entering, moving, landing) if each.starts or each.finish]
@@ -257,7 +253,6 @@ class SlotBinder:
             yield ReducePiece(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
-        """Whether this rank sends something through slots in a round of these pieces."""
         steps = self.program[number] if number < len(self.program) else ()
         near = self.pairs
         sent = (step.chunk for step in steps if isinstance(step, Send) and step.peer in near)
@@ -313,13 +308,3 @@ def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Itera
         one, other = (HOST.address(views[0]) for views in pair)
         if one != other:
             yield OnPiece(pieces, np.copyto, pair)
-
-
-def _wait(bound: BoundRound, flag: Flag) -> None:
-    bound.requests.append(flag)
-    bound.finish.append(flag.Wait)
-
-
-def _do(bound: BoundRound, action: Action) -> None:
-    bound.finish.append(action)
-    bound.reductions.append(action)

@@ -22,7 +22,6 @@ class Traffic:
     native: int = 0
 
     def send(self, messages: int, nbytes: int) -> None:
-        """Messages start."""
         self.messages += messages
         self.sent += nbytes
 
@@ -31,5 +30,4 @@ class Traffic:
         self.shared += nbytes
 
     def leave(self) -> None:
-        """The MPI library's own collective starts."""
         self.native += 1

@@ -112,7 +112,6 @@ class Peers:
         return answers
 
     def say_farewell(self, made: int) -> None:
-        """Sends that this rank's program ends after ``made`` collectives."""
         for rank in range(self.size):
             self._send(self.socket, rank, f"{_HAS_ENDED} {self.rank} {made}")
 
@@ -145,7 +144,6 @@ class Peers:
         return f"ranks {', '.join(map(str, self.job[:_SHOWN]))}{more}"
 
     def close(self) -> None:
-        """Stops answering."""
         self.socket.close()
 
 

@@ -96,27 +96,21 @@ class Watchdog:
         self._thread.start()
 
     def enter(self, arguments: Any, algorithm: str | None) -> Entered:
-        """Records that a call begins.  Cost: about a microsecond, with :meth:`leave`."""
+        """Records that a call begins.  Cost: about a microsecond, with its end."""
         size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
         return self.calls.enter(arguments.collective, algorithm, size)
-
-    def leave(self, call: Entered, completes: bool = True) -> None:
-        """Records that a call ended; ``completes`` is false if its collective is still running."""
-        self.calls.leave(call, completes)
 
     def waiting(self, what: str, *, numbered: bool) -> AbstractContextManager[None]:
         """Marks a block that waits for other ranks in another way than a collective."""
         return self.calls.during(what, numbered=numbered)
 
     def __str__(self) -> str:
-        """Text with the last calls of this rank."""
         peers = self._peers
         among = f", among {peers.group}" if peers.group else ""
         place = f"rank {peers.job[peers.rank]} of {MPI.COMM_WORLD.size}{among}"
         return f"[{place}] {self.calls}"
 
     def close(self) -> None:
-        """Stops watching."""
         with self._closing:
             self.drop()
             heir = next((it for it in _running() if it.timeout < float("inf")), None)
@@ -160,7 +154,6 @@ class Watchdog:
         self._peers.close()
 
     def _read(self, key: selectors.SelectorKey) -> None:
-        """Reads from a socket that has become readable."""
         if self._detector and isinstance(key.data, Neighbour):
             if text := self._detector.listen(key.data):
                 _say(text)
@@ -170,7 +163,6 @@ class Watchdog:
             _say(report_calls())
 
     def _status(self) -> dict[str, Any]:
-        """This rank's answer to a question of another one."""
         call = self.calls.current
         waited = 0.0 if call is None else monotonic() - call.begun
         running = [watchdog for watchdog in _running() if watchdog is not self]
@@ -194,7 +186,6 @@ class Watchdog:
         }
 
     def _look(self, call: Entered, waited: float) -> None:
-        """Acts on a call that has lasted ``waited`` seconds."""
         if waited > self.timeout:
             self._stalled(call)
             return
@@ -281,8 +272,6 @@ class Watchdog:
 
 
 class _Thread(threading.Thread):
-    """The background thread of a watchdog."""
-
     def __init__(self, watchdog: Watchdog) -> None:
         # As a daemon it keeps no job from ending.
         super().__init__(target=watchdog._watch, name="watchdog", daemon=True)
@@ -290,12 +279,10 @@ class _Thread(threading.Thread):
 
 
 def report_calls() -> str:
-    """Text with the last calls of this process on each watched communicator."""
     return "\n".join(str(watchdog) for watchdog in _running() if watchdog.calls)
 
 
 def _running() -> list[Watchdog]:
-    """Open watchdogs of this process."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [thread.watchdog for thread in threads if not thread.watchdog._stop]
 

@@ -12,18 +12,17 @@ if TYPE_CHECKING:
 class WatchedPlan:
     """A plan whose runs and waits are watched, under the number of the call that made it.
 
-    Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.
+    Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.  Its methods are
+    those of :class:`~collectives.execution.plan.Plan`.
     """
 
     def __init__(self, plan: Any, made: "Entered", watchdog: "Watchdog") -> None:
-        """Watches ``plan``, which the call ``made`` has made."""
         self._plan = plan
         self._number = made.number
         self._collective, _, self._size = made.what
         self._watchdog = watchdog
 
     def __call__(self) -> None:
-        """Runs the collective to its end."""
         with self.waiting():
             self._plan()
 
@@ -36,30 +35,25 @@ class WatchedPlan:
         return begun
 
     def Test(self) -> bool:
-        """Makes progress; returns whether it has completed."""
         done: bool = self._plan.Test()
         self.tested(done)
         return done
 
     def tested(self, done: bool) -> None:
-        """Records the result of a ``Test``."""
         if done:
             self._watchdog.calls.complete(self._number)
         else:
             self._watchdog.calls.polled = monotonic()
 
     def Wait(self, status: object = None) -> None:
-        """Completes the run."""
         with self.waiting("Wait for"):
             self._plan.Wait()
 
     def synchronize(self) -> None:
-        """Completes the run; the host can read the results."""
         with self.waiting("Wait for"):
             self._plan.synchronize()
 
     def waiting(self, how: str | None = None) -> AbstractContextManager[None]:
-        """Marks a block that waits for the run."""
         what = how, self._collective, self._plan.algorithm, self._size
         return self._watchdog.calls.during(*what, of=self._number)
 

@@ -7,21 +7,17 @@ that, as the package's entry points tell torch of the name.
 Importing this package imports neither torch nor MPI.
 """
 
-from importlib import import_module
-from typing import Any
+from collectives.extras import names_of
 
 #: Name of the backend in ``init_process_group``.
 NAME = "collectives"
-
-
-#: Modules of the names that need torch.
-_WHERE = {"backend_of": "backend", "name_ranks": "__main__", "take_over": "register"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "collectives.torch.backend": "backend_of",
+        "collectives.torch.__main__": "name_ranks",
+        "collectives.torch.register": "take_over",
+    },
+)
 
 __all__ = ["NAME"]

@@ -11,7 +11,6 @@ from collectives.virtual.generators import script
 
 
 def main() -> int:
-    """Runs a program; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
     add_ranks(parser, 4)
     add_virtual(parser)

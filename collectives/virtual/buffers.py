@@ -17,7 +17,6 @@ class Gapped:
         return len(self._part)
 
     def copy(self) -> Any:
-        """The packed bytes."""
         self._gaps.pack(self._packed)
         return self._part.copy()
 

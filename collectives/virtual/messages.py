@@ -38,7 +38,6 @@ class MessageEnd(Operation):
         rank: the rank that has posted it.
         source, target, tag: numbers in the communicator; a receive's may be any.
         data: bytes to send, or memory to receive into; ``None``: what comes becomes ``result``.
-        nbytes: length of the message.
         is_eager: whether it is sent without regard to its receive.
         is_cancelled: whether it has ended without a message.
     """
@@ -65,7 +64,6 @@ class MessageEnd(Operation):
         self.is_eager = sends and self.nbytes <= EAGER and not self.rank.cluster.async_progress
 
     def post(self) -> "MessageEnd":
-        """Starts it."""
         now = self.rank.arrive()
         if library.PROC_NULL in (self.source, self.target):
             self.begun = self.end = now
@@ -102,7 +100,6 @@ class MessageEnd(Operation):
             cluster.tell(self.rank, receiver, now, reach)
 
     def _reach(self, receiver: Any, now: float) -> None:
-        """The receiver learns of it."""
         receives = self.context.receives[self.target]
         receive = next((one for one in receives if one.takes(self)), None)
         if receive is None:
@@ -159,7 +156,6 @@ class MessageEnd(Operation):
             self.rank.note(self.end, self)
 
     def tell(self, status: Any) -> None:
-        """Writes where the message came from into a status of MPI."""
         write(status, self.source, self.tag, self.nbytes, self.is_cancelled)
 
 

@@ -154,5 +154,4 @@ class VirtualMessages(Handled):
 
 
 def pickled(obj: Any) -> Any:
-    """The bytes of an object."""
     return np.frombuffer(pickle.dumps(obj), np.uint8)

@@ -127,8 +127,8 @@ ALONE = [
     Mutant(
         "pinned memory is another's before the copy is queued", "pinned", _DEVICE,
         "        self.memory.upload(self.data, self._bounce.host[: self.data.nbytes])\n"
-        "        self.give()\n",
-        "        bounce = self._bounce\n        self.give()\n"
+        "        super().finish()\n",
+        "        bounce = self._bounce\n        super().finish()\n"
         "        self.memory.upload(self.data, bounce.host[: self.data.nbytes])\n",
     ),
     Mutant(
@@ -192,7 +192,8 @@ ON_RANKS = [
     ),
     Mutant(
         "a rank tells its peers too early", "ipc", "collectives/execution/shared_rounds.py",
-        "        rounds = behind(self.gate, bound)\n", "        rounds = [bound]\n",
+        "rounds = [bound] if self.gate is None else behind(self.gate, bound)",
+        "rounds = [bound]",
     ),
 ]  # fmt: skip
 

@@ -41,16 +41,13 @@ class Constructors(MPI.Intracomm):
         return self._duplicate(super().Idup, info)
 
     def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
-        """As :meth:`Idup`."""
         return self._duplicate(super().Idup_with_info, info)
 
     def Create_dist_graph(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
-        """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph"), self._bare() as bare:
             return self._like(bare.Create_dist_graph(*given, **named))
 
     def Create_dist_graph_adjacent(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
-        """Arguments as mpi4py's."""
         with self._engine.after_plans("create_dist_graph_adjacent"), self._bare() as bare:
             return self._like(bare.Create_dist_graph_adjacent(*given, **named))
 
@@ -68,7 +65,6 @@ class Constructors(MPI.Intracomm):
             bare.Free()
 
     def _like(self, comm: MPI.Comm) -> Any:
-        """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # as mpi4py: the rank is in no group
         ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[call-arg]

@@ -70,7 +70,6 @@ class PointToPoint:
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> None:
-        """Blocking receive."""
         if not self._engine.progress.here:
             return super().Recv(buf, source, tag, status)  # type: ignore[misc]
         self._finish(self.Irecv(buf, source, tag), status)  # type: ignore[attr-defined]
@@ -85,7 +84,6 @@ class PointToPoint:
         recvtag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> None:
-        """Blocking send and receive."""
         if not self._engine.progress.here:
             return super().Sendrecv(  # type: ignore[misc]
                 sendbuf, dest, sendtag, recvbuf, source, recvtag, status
@@ -102,7 +100,6 @@ class PointToPoint:
         tag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> Any:
-        """Blocking receive of an object."""
         self._await_message(source, tag)
         return super().recv(buf, source, tag, status)  # type: ignore[misc]
 
@@ -116,7 +113,6 @@ class PointToPoint:
         recvtag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> Any:
-        """Blocking send and receive of objects."""
         if not self._engine.progress.here:
             return super().sendrecv(  # type: ignore[misc]
                 sendobj, dest, sendtag, recvbuf, source, recvtag, status

@@ -61,7 +61,6 @@ class Bounces:
 
     @property
     def nbytes(self) -> int:
-        """Pinned in all."""
         return sum(len(bounce.host) for bounce in self._all)
 
 
@@ -95,15 +94,8 @@ class _Staged:
             self.inner, self._last = self._init(host), bounce
         return host
 
-    def give(self) -> None:
-        """Another message may have the pinned memory."""
-        assert self._bounce is not None, "it was taken"
-        self._bounces.give(self._bounce)
-        self._bounce = None
-
     @property
     def is_moving(self) -> bool:
-        """Whether it has started and is not finished."""
         return self._bounce is not None
 
     def Start(self) -> None:
@@ -116,8 +108,10 @@ class _Staged:
             self.finish()
 
     def finish(self) -> None:
-        """The message has been sent or received."""
-        self.give()
+        """The message is over: another one may have the pinned memory."""
+        assert self._bounce is not None, "it was taken"
+        self._bounces.give(self._bounce)
+        self._bounce = None
 
     def Free(self) -> None:
         if self.inner is not None:
@@ -143,7 +137,7 @@ class StagedReceive(_Staged):
     def finish(self) -> None:
         assert self._bounce is not None, "it was taken"
         self.memory.upload(self.data, self._bounce.host[: self.data.nbytes])
-        self.give()
+        super().finish()
 
 
 class StagedTransport:

@@ -3,13 +3,13 @@
 A rank's count says what it has done with the memory before: what it has stored is there for who
 has seen the count, and what it was reading may be stored to.  x86-64 keeps loads and stores in an
 order in which plain ones do.  Other processors reorder them, so there a full fence comes before the
-store of a count and after the load that has seen it (:class:`FencedTick`, :class:`FencedFlag`):
-with these, everything before the store is done before everything after the load.  An aligned word
-of 8 bytes is stored and loaded as one on all of them.
+store of a count and after the load that has seen it: with these, everything before the store is
+done before everything after the load.  An aligned word of 8 bytes is stored and loaded as one on
+all of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from collectives.execution.plan import Action
 from collectives.execution.waiting import Polled, give_way, is_contended
@@ -41,7 +41,8 @@ class Flag(Polled):
     """A condition in the shape of a request: a rank's counter has reached a value of this run.
 
     A rank that waits for it calls ``progress`` now and then, as another may wait for a message of
-    the MPI library's that only goes on in a call of the library.
+    the MPI library's that only goes on in a call of the library.  ``fence``: of a processor that
+    reorders loads.
     """
 
     counters: memoryview
@@ -50,6 +51,7 @@ class Flag(Polled):
     value: int
     polite: bool
     progress: Action
+    fence: Action | None = None
     missed: int = 0
 
     def Start(self) -> None:
@@ -57,6 +59,8 @@ class Flag(Polled):
 
     def Test(self) -> bool:
         if self.counters[self.slot] >= self.runs.base + self.value:
+            if self.fence is not None:
+                self.fence()
             return True
         self.missed += 1
         if self.missed % _MISSES == 0:
@@ -68,52 +72,29 @@ class Flag(Polled):
         if not (self.polite or is_contended()):
             for _ in range(_SPINS):
                 if counters[slot] >= wanted:
+                    if self.fence is not None:
+                        self.fence()
                     return
         while not self.Test():
             give_way()
 
 
 def all_reached(flags: Sequence[Flag]) -> bool:
-    """Whether all of them have, now."""
     return all(flag.Test() for flag in flags)
-
-
-@dataclass(eq=False)
-class FencedFlag(Flag):
-    """A :class:`Flag` on a processor that reorders loads."""
-
-    fence: Action = field(kw_only=True)
-
-    def Test(self) -> bool:
-        if super().Test():
-            self.fence()
-            return True
-        return False
-
-    def Wait(self) -> None:
-        super().Wait()
-        self.fence()
 
 
 @dataclass(slots=True, eq=False)
 class Tick:
-    """An action: sets this rank's counter to a value of this run."""
+    """An action: sets this rank's counter to a value of this run; ``fence``: of a processor that
+    reorders loads and stores."""
 
     counters: memoryview
     slot: int
     runs: RunCount
     value: int
+    fence: Action | None = None
 
     def __call__(self) -> None:
+        if self.fence is not None:
+            self.fence()
         self.counters[self.slot] = self.runs.base + self.value
-
-
-@dataclass(eq=False)
-class FencedTick(Tick):
-    """A :class:`Tick` on a processor that reorders loads and stores."""
-
-    fence: Action = field(kw_only=True)
-
-    def __call__(self) -> None:
-        self.fence()
-        super().__call__()

@@ -19,15 +19,7 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action
 from collectives.execution.tags import TagPool
 from collectives.execution.transport import WORDS, Bytes, Meeting
-from collectives.execution.transport.flags import (
-    BLOCKING,
-    MEETING,
-    FencedFlag,
-    FencedTick,
-    Flag,
-    RunCount,
-    Tick,
-)
+from collectives.execution.transport.flags import BLOCKING, MEETING, Flag, RunCount, Tick
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.windows import Moved, Place, Window, Windows
@@ -56,7 +48,6 @@ class Fences:
         self._sync()
 
     def close(self) -> None:
-        """Frees the window.  Collective."""
         self._window.Unlock_all()
         self._window.Free()
 
@@ -157,13 +148,12 @@ class NodeMemory:
         """The condition that ``rank`` has counted up to ``value``, in this run of ``slot`` or from
         the base of ``runs``."""
         counters, at = self._counters[rank], slot * _LINE
-        given = counters, at, runs or self.runs[slot], value, self._polite, self._progress
-        return FencedFlag(*given, fence=self._fences) if self._fences else Flag(*given)
+        waiting = self._polite, self._progress
+        return Flag(counters, at, runs or self.runs[slot], value, *waiting, self._fences)
 
     def tick(self, slot: int, value: int) -> Tick:
-        """The action that sets this rank's count."""
-        given = self._counters[self.rank], slot * _LINE, self.runs[slot], value
-        return FencedTick(*given, fence=self._fences) if self._fences else Tick(*given)
+        counters, at = self._counters[self.rank], slot * _LINE
+        return Tick(counters, at, self.runs[slot], value, self._fences)
 
     def meet(self, words: tuple[int, ...], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
@@ -187,7 +177,6 @@ class NodeMemory:
         return [bytes(brought) for brought in self._boards[number]]
 
     def advance(self, slot: int, ticks: int) -> Action:
-        """The action that begins a run."""
         return partial(self.runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
@@ -199,7 +188,6 @@ class NodeMemory:
         return None
 
     def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
-        """``count`` items at ``place`` of ``rank``."""
         segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 

@@ -2,6 +2,8 @@
 before and after there is memory that they share."""
 
 import array
+import mmap
+import sys
 
 import numpy as np
 import pytest
@@ -100,6 +102,22 @@ def test_pythons_own_memory_and_barriers_are_not_read(comm):
     comm.Bcast(np.zeros(1), algorithm="binomial_tree")
     comm.Barrier()
     assert comm.last_plan is fast_path.LEFT_TO_NATIVE
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: np.zeros(1), lambda: bytearray(8), lambda: mmap.mmap(-1, 8)]
+)
+def test_a_buffer_with_count_and_type_is_read_in_one_python_call(comm, make):
+    given = [make(), 1, MPI.DOUBLE], (make(), 1, MPI.DOUBLE)
+    comm.Allreduce(*given)
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    try:
+        comm.Allreduce(*given)
+    finally:
+        sys.setprofile(None)
+    assert comm.last_plan is fast_path.LEFT_TO_NATIVE
+    assert calls == ["Allreduce", "leaves_to_native", "nbytes_of", "nbytes_of"]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -5,12 +5,13 @@ executions of two memory models: of x86-64, where a load may come before an earl
 weak one that reorders whatever is of two locations and no fence parts (weaker than ARM's).
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 
-from collectives.execution.transport.flags import FencedFlag, FencedTick, Flag, RunCount, Tick
+from collectives.execution.transport.flags import Flag, RunCount, Tick
 
 
 class Step(NamedTuple):
@@ -25,7 +26,8 @@ class Rank:
     """Writes down what one rank does."""
 
     def __init__(self, fenced):
-        self.steps, self.fenced = [], fenced
+        self.steps = []
+        self.fence = partial(self.steps.append, Step("fence")) if fenced else None
 
     def store(self, where, value):
         self.steps.append(Step("store", where, value))
@@ -33,16 +35,12 @@ class Rank:
     def load(self, where, value=None):
         self.steps.append(Step("load", where, value))
 
-    def fence(self):
-        self.steps.append(Step("fence"))
-
     def tick(self, where, value):
-        given = Counter(self, where, value), 0, RunCount(), value
-        (FencedTick(*given, fence=self.fence) if self.fenced else Tick(*given))()
+        Tick(Counter(self, where, value), 0, RunCount(), value, self.fence)()
 
     def wait(self, where, value):
         given = Counter(self, where, value), 0, RunCount(), value, False, lambda: None
-        (FencedFlag(*given, fence=self.fence) if self.fenced else Flag(*given)).Wait()
+        Flag(*given, self.fence).Wait()
 
 
 class Counter:

@@ -61,7 +61,7 @@ def test_a_false_alarm(watchdog):
     before, asked = threading.active_count(), threading.Event()
 
     def slow(seconds):
-        watchdog.leave(call)
+        watchdog.calls.leave(call)
         asked.set()
         return {}
 
@@ -82,7 +82,7 @@ def test_a_rank_waits_when_half_of_the_time_is_over(watchdog):
     assert not watchdog._status()["waits"]
     call.begun -= 51
     assert watchdog._status()["waits"]
-    watchdog.leave(call)
+    watchdog.calls.leave(call)
 
 
 def test_it_ends_the_job_where_no_thread_can_be_started(watchdog, monkeypatch):
@@ -94,7 +94,7 @@ def test_it_ends_the_job_where_no_thread_can_be_started(watchdog, monkeypatch):
     watchdog._end = lambda text, status: ended.put(text)
     call = watchdog.calls.enter("allreduce")
     assert "has not ended after 0.2 s" in ended.get(timeout=10)
-    watchdog.leave(call)
+    watchdog.calls.leave(call)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_the_next_watchdog_hears_of_signals_when_the_first_is_closed(capfd, tmp_
     made = [Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100) for _ in range(3)]
 
     def hears(last):
-        last.leave(last.calls.enter("of the last"))
+        last.calls.leave(last.calls.enter("of the last"))
         os.kill(os.getpid(), signal.SIGUSR2)
         said, end = "", monotonic() + 3
         while "of the last" not in said and monotonic() < end:
