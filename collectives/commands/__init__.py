@@ -4,6 +4,7 @@ from collectives.commands.arguments import (
     above_zero,
     add_ranks,
     add_virtual,
+    also,
     count,
     in_words,
     network,
@@ -23,6 +24,6 @@ from collectives.commands.program import (
 
 __all__ = [
     "Commands", "above_zero", "add_commands", "add_ranks", "add_verbose", "add_version",
-    "add_virtual", "count", "in_words", "network", "not_negative", "parsed", "positive",
+    "add_virtual", "also", "count", "in_words", "network", "not_negative", "parsed", "positive",
     "rank_count", "show_log", "while_read",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from collectives import extras
 from collectives.algorithms import ALGORITHMS
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collectives.analysis.topology import Topology
 
 
-N = TypeVar("N", int, float)
 #: Names of networks, as of :data:`collectives.analysis.topology.TOPOLOGIES`.
 TOPOLOGIES = ("flat", "fat-tree", "cluster", "dgx1", "ring", "torus2d", "torus3d")
 #: Forms that :func:`ranks` reads, for the help of options.
@@ -23,9 +22,39 @@ _RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 _MPI_NAMES = {"bcast": "broadcast"}
 
 
-def _whole(text: str) -> int:
-    """The number, or -1 for texts that are no number from 0 on."""
-    return int(text) if text.isdecimal() else -1
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def rank_count(text: str) -> int:
+    """A number of ranks."""
+    if (found := positive(text)) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_RANKS} ranks")
+    return found
+
+
+def count(text: str) -> int:
+    """A number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    if not (value := _finite(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number from 0 on."""
+    if not (value := _finite(text)) >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
+    return value
 
 
 def _finite(text: str) -> float:
@@ -35,30 +64,6 @@ def _finite(text: str) -> float:
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan
-
-
-def _which(read: Callable[[str], N], fits: Callable[[N], bool], what: str) -> Callable[[str], N]:
-    """A type of numbers."""
-
-    def checked(text: str) -> N:
-        if not fits(value := read(text)):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
-        return value
-
-    return checked
-
-
-positive = _which(_whole, lambda number: number > 0, "whole number above 0")
-count = _which(_whole, lambda number: number >= 0, "whole number from 0 on")
-above_zero = _which(_finite, lambda number: number > 0, "number above 0")
-not_negative = _which(_finite, lambda number: number >= 0, "finite number from 0 on")
-
-
-def rank_count(text: str) -> int:
-    """A number of ranks."""
-    if (found := positive(text)) > MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_RANKS} ranks")
-    return found
 
 
 def size(text: str) -> int:
@@ -121,10 +126,12 @@ def add_collective(
 
 
 def add_drawn(parser: argparse.ArgumentParser, others: str = "") -> None:
-    """Adds a collective and one of its algorithms."""
+    """Adds a collective and one of its algorithms; ``former`` is a collective given as before."""
     add_collective(parser, "allreduce")
     text = f"name, NAME:key=value with options, or mine.py:name{others}"
     parser.add_argument("algorithm", help=text)
+    former = ("-c", "--collective")
+    parser.add_argument(*former, dest="former", type=collective, help=argparse.SUPPRESS)
 
 
 def add_ranks(parser: argparse.ArgumentParser, usual: int | str | None = None) -> None:
@@ -138,8 +145,10 @@ def add_ranks(parser: argparse.ArgumentParser, usual: int | str | None = None) -
 
 
 def add_bytes(parser: argparse.ArgumentParser, usual: str) -> None:
+    """Adds ``-b``: the bytes of a buffer."""
     text = f"bytes of the buffer, as 8, 4K or 1M ({usual})"
     parser.add_argument("-b", "--bytes", type=size, default=usual, help=text)
+    also(parser, "--size", "--bytes")
 
 
 def add_sizes(add: Callable[..., object], most: str, factor: int) -> None:
@@ -148,6 +157,11 @@ def add_sizes(add: Callable[..., object], most: str, factor: int) -> None:
     add("-e", "--maxbytes", type=size, default=most, help=f"largest buffer ({most})")
     text = f"multiply each size by this to get the next ({factor})"
     add("-f", "--stepfactor", type=int, default=factor, help=text)
+
+
+def also(parser: argparse.ArgumentParser, former: str, name: str) -> None:
+    """Lets an option be spelt as in the release before, too; its help does not say so."""
+    parser._option_string_actions[former] = parser._option_string_actions[name]
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,7 @@ _OSU_NAMES = {"bw": "bandwidth", "bibw": "bibandwidth", "mbw_mr": "multipair"}
 
 
 def add(commands: Commands) -> None:
+    """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     told = (
         f"{', '.join(CONTRACTS)}; v-variants, as alltoallv, here with equal blocks; between pairs "

@@ -16,6 +16,7 @@ from collectives.files import replace
 
 
 def add(commands: Commands) -> None:
+    """Adds ``explore``."""
     exploring = commands.add_parser(
         "explore",
         help="write an HTML page that steps through the rounds of an algorithm",
@@ -36,11 +37,13 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Writes the page."""
     asked = [options.algorithm, *([options.beside] if options.beside else [])]
     names = [resolve(algorithm) for algorithm in asked]
-    page = explorer(options.collective, names, options.ranks, options.root, options.in_place)
+    collective = options.former or options.collective
+    page = explorer(collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
-    path = options.output or Path(f"{options.collective}_{plain}.html")
+    path = options.output or Path(f"{collective}_{plain}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, page)
     print(f"wrote {path}")

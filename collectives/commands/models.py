@@ -25,6 +25,7 @@ from collectives.errors import TooLarge, UnknownAlgorithm
 
 
 def add(commands: Commands) -> None:
+    """Adds ``simulate``, ``cost`` and ``fit``."""
     timing = commands.add_parser("simulate", help="simulate algorithms on a modelled network")
     add = timing.add_argument
     add_collective(timing, "allreduce")

@@ -39,6 +39,7 @@ def add_commands(parser: argparse.ArgumentParser, **options: Any) -> Commands:
     """Adds ``COMMAND``; each command has a ``help``, and a ``description`` if there is more to say.
 
     Args:
+        parser: the program's.
         options: keyword arguments of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
     made = parser.add_subparsers(action=Commands, required=True, metavar="COMMAND", **options)
@@ -49,6 +50,10 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
     """The parsed options; without any argument, prints the commands and exits.
 
     Completes words for a shell that asks for it, if argcomplete is installed.
+
+    Args:
+        parser: the program's.
+        given: the arguments; those of the process by default.
     """
     if "_ARGCOMPLETE" in os.environ:
         with suppress(ImportError):
@@ -59,6 +64,7 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--version``."""
     which = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=which

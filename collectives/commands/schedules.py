@@ -24,6 +24,7 @@ _MOST_PROVED = 64
 
 
 def add(commands: Commands) -> None:
+    """Adds ``list``, ``verify`` and ``draw``."""
     listing = commands.add_parser("list", help="list the algorithms, their costs and papers")
     add_collective(listing, or_file=True)
     add_ranks(listing, 8)
@@ -147,7 +148,7 @@ def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
     options.algorithm = resolve(options.algorithm)
-    collective = options.collective
+    collective = options.former or options.collective
     schedule = build(collective, options.algorithm, options.ranks)
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{collective}_{plain}_{options.ranks}.png")
@@ -160,6 +161,7 @@ def _draw(options: argparse.Namespace) -> int:
 
 
 def _draw_all(options: argparse.Namespace) -> int:
+    """One picture for every algorithm of the registry."""
     folder = options.output or Path("pictures")
     folder.mkdir(parents=True, exist_ok=True)
     for algorithm in ALGORITHMS:

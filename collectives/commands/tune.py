@@ -10,6 +10,7 @@ from collectives.errors import CollectiveError
 
 
 def add(commands: Commands) -> None:
+    """Adds ``tune``."""
     tuning = commands.add_parser("tune", help="measure under mpirun what 'auto' should choose")
     add = tuning.add_argument
     add_collective(tuning)
@@ -24,6 +25,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Measures a tuning table."""
     load_mpi()
     from mpi4py import MPI
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.commands import above_zero, add_ranks, positive
+from collectives.commands import above_zero, add_ranks, also, positive
 from mpitrain import extras
 from mpitrain.commands import methods, schedules, search, submitting
 from mpitrain.commands.arguments import add_job
@@ -58,6 +58,7 @@ def _add_partition(commands: "Commands") -> None:
     add = parser.add_argument
     add("profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format")
     add_ranks(parser)
+    also(parser, "--workers", "--ranks")
     add("--bandwidth", type=_gigabytes, default=1.25, help="GB/s between nodes (1.25)")
     add("--per-node", type=positive, default=1, help="ranks of each node (1)")
     add("--inside", type=_gigabytes, default=10.0, help="GB/s within a node (10)")

@@ -126,20 +126,20 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "others"),
+    ("former", "words"),
     [
-        ("draw bcast ring --ranks 4", "draw broadcast ring -n 4"),
-        ("explore ring --ranks 4,8", "explore allreduce ring -n 4,8"),
-        ("simulate --ranks 8..16 --bytes 4K", "simulate allreduce -n 8..16 -b 4K"),
-        ("cost --bytes 1M", "cost allreduce -n 8 -b 1M"),
+        ("draw ring -c bcast --ranks 4", "draw broadcast ring -n 4"),
+        ("explore ring --collective alltoall --ranks 4,8", "explore alltoall ring -n 4,8"),
+        ("simulate --ranks 8..16 --size 4K", "simulate allreduce -n 8..16 -b 4K"),
+        ("cost --size 1M", "cost allreduce -n 8 -b 1M"),
         ("verify --ranks 1-4", "verify -n 1-4"),
         ("list", "list -n 8"),
         ("tune", "tune -b 8"),
         ("bench allreduce -n 8 -b 8", "bench osu_allreduce --iters 8"),
     ],
 )
-def test_all_commands_have_one_vocabulary(capsys, monkeypatch, words, others):
-    """The collective is the first word, -n are ranks, -b bytes."""
+def test_one_vocabulary_and_that_of_the_release_before(capsys, monkeypatch, former, words):
+    """The collective is the first word, -n are ranks, -b bytes; old words are not in the help."""
     found = []
 
     def parse(parser, given):
@@ -147,12 +147,16 @@ def test_all_commands_have_one_vocabulary(capsys, monkeypatch, words, others):
         raise SystemExit(0)
 
     monkeypatch.setattr("collectives.__main__.parsed", parse)
-    for one in (words, others, f"{words.split()[0]} --help"):
+    for one in (former, words, f"{words.split()[0]} --help"):
         with pytest.raises(SystemExit) as stop:
             main(one.split())
         assert stop.value.code == 0
+    for one in found:
+        one["collective"] = one.pop("former", None) or one["collective"]
     assert found[0] == found[1]
-    assert "collective " in capsys.readouterr().out.partition("options:")[0]
+    told = capsys.readouterr().out
+    assert "collective " in told.partition("options:")[0]
+    assert not any(old in told for old in ("--size", "--collective"))
 
 
 def test_simulate(capsys):
