@@ -205,6 +205,7 @@ class Communicator(  # type: ignore[misc]
 
     @property
     def checks_messages(self) -> bool:
+        """Whether its messages carry checksums."""
         return self._engine.settings.has_checksums
 
     @property

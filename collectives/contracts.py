@@ -43,6 +43,7 @@ def _one(_: Member) -> int:
 
 
 def _each(m: Member) -> int:
+    """A block for every rank."""
     return m.size
 
 
@@ -52,6 +53,7 @@ def _of_root(blocks: Callable[[Member], int]) -> Callable[[Member], int]:
 
 
 def _everybody(m: Member, i: int) -> Value:
+    """The reduction over all ranks."""
     return Value(range(m.size), i)
 
 

@@ -34,6 +34,7 @@ class Started(NamedTuple):
 
     Attributes:
         variable: the environment variable that gives it.
+        value: the variable's value.
         processes: the number of processes, or a lower bound.
     """
 
@@ -181,6 +182,7 @@ def excess(
     Args:
         size: number of ranks of ``MPI.COMM_WORLD``.
         vendor: name of the MPI library, as mpi4py spells it.
+        environment: the process's variables.
     """
     found = [(each, each.started(environment)) for each in LAUNCHERS if each.mark in environment]
     serves = _OPEN_MPI if vendor == _OPEN_MPI else _MPICH

@@ -139,6 +139,7 @@ class Schedule:
     Attributes:
         collective: name of the contract that it fulfils (``"allreduce"``, ``"allgather"``, ...).
         algorithm: the algorithm's name with its options, as the registry spells it.
+        size: number of ranks.
         chunks: pieces into which each block of the buffers is cut.
         workspace: chunks of ``workspace`` that each rank needs.
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
@@ -161,6 +162,7 @@ class Schedule:
 
     @property
     def contract(self) -> Contract:
+        """The contract of its collective."""
         return contract(self.collective)
 
     def member(self, rank: int) -> Member:

@@ -66,4 +66,5 @@ def class_for(cls: type[Communicator], comm: MPI.Intracomm) -> type[Communicator
 
 
 def mpi_class(cls: type[MPI.Comm]) -> type[MPI.Intracomm]:
+    """The class of mpi4py for the same kind of communicator."""
     return next((base for base in _KINDS if issubclass(cls, base)), MPI.Intracomm)

@@ -54,6 +54,7 @@ class Algorithm:
 
     @property
     def options(self) -> dict[str, Option]:
+        """Names and defaults of the algorithm's own parameters."""
         function = self.compose or self.rounds
         assert function is not None, "an entry has one of them"
         given = (1 if self.compose else 2) + contract(self.collective).rooted

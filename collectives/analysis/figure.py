@@ -95,6 +95,7 @@ def figure(schedule: Schedule, path: Path) -> None:
 
 
 def moves(schedule: Schedule) -> list[Moves]:
+    """The rounds, of all ranks together; a message counts to its receiver's round."""
     programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
     rounds = [Moves([], []) for _ in range(max(map(len, programs)))]
     current: list[tuple[int, Round]] = [(0, ())] * schedule.size

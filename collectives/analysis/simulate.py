@@ -96,6 +96,7 @@ class Cut:
     chunks: int
 
     def offsets(self, i: Ranks) -> Ranks:
+        """Where chunks begin."""
         block, piece = np.divmod(i, self.chunks)
         length, longer = divmod(self.count, self.chunks)
         return block * self.count + piece * length + np.minimum(piece, longer)

@@ -33,6 +33,7 @@ class Topology:
     port: LinkCost = NETWORK
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
+        """Latency of each message."""
         return np.full(len(source), self.port.alpha)
 
     def beta(self, source: Ranks, target: Ranks) -> Seconds:

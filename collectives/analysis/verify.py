@@ -299,6 +299,7 @@ class Verifier:
 
 
 def _chunks(step: object) -> Iterator[Chunk]:
+    """Every chunk that a step names."""
     if isinstance(step, Send | Recv | RecvReduce | Copy):
         yield step.chunk
         yield from read_by(step)

@@ -77,6 +77,7 @@ class ByTheHost:
         return [host, *rest], (host, items)
 
     def __call__(self) -> None:
+        """Downloads, runs the collective and uploads."""
         self.Start()
         self.Wait()
 

@@ -103,6 +103,7 @@ def put(items: Any, values: Items) -> None:
 
 
 def on_host(items: Any) -> Items:
+    """``items``, or a copy on the host."""
     return items.get() if is_on_device(items) else items
 
 

@@ -69,9 +69,11 @@ class Case:
 
     @property
     def on_device(self) -> bool:
+        """Whether the buffers lie on a GPU."""
         return self.memory in ("cupy", "ipc")
 
     def count(self, size: int) -> int:
+        """Items of a block."""
         return self.nbytes // self.dtype.itemsize // contract(self.collective).blocks(size)
 
 
@@ -140,6 +142,8 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
 
 
 class Buffers:
+    """One set of buffers of this rank."""
+
     def __init__(self, comm: Communicator, case: Case) -> None:
         blocks = contract(case.collective)
         member = Member(comm.rank, comm.size)

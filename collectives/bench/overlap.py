@@ -21,6 +21,7 @@ class Work:
         self.seconds = (perf_counter() - begun) / 2000
 
     def run(self, pieces: int) -> None:
+        """Computes ``pieces`` times ``seconds``."""
         for _ in range(pieces):
             np.multiply(self._items, 1.0, out=self._items)
 

@@ -63,6 +63,7 @@ def beyond_caches() -> int:
 
 
 def header(about: dict[str, Any], command: str) -> str:
+    """Lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
     hosts = ", ".join(about["hosts"][:4]) + (", ..." if about["nodes"] > 4 else "")
     stores = about["store_ns"]
@@ -83,6 +84,7 @@ def header(about: dict[str, Any], command: str) -> str:
 
 
 def columns(width: int = 26) -> str:
+    """Head of the table; ``width``: width of the algorithms' names."""
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
@@ -91,6 +93,7 @@ def columns(width: int = 26) -> str:
 
 
 def row(result: Result, native: Result | None, width: int = 26) -> str:
+    """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
     overlap = "-" if result.overlap is None else f"{result.overlap:.0f}"
@@ -111,6 +114,7 @@ def _spread(result: Result) -> str:
 
 
 def expect_some(results: list[Result]) -> None:
+    """Raises :class:`CollectiveError` if nothing was measured."""
     if not results:
         raise CollectiveError(
             "nothing was measured: no algorithm runs this type in this place; name another "
@@ -194,6 +198,7 @@ def osu(results: list[Result]) -> str:
 
 
 def as_record(result: Result) -> dict[str, Any]:
+    """A result with its derived numbers."""
     quartiles = np.percentile(result.times_us, [25, 75]).tolist()
     p50, p95, p99 = np.percentile(result.times_us, [50, 95, 99]).tolist()
     derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}

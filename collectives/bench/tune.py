@@ -176,4 +176,5 @@ def _merged(known: list[Entry], new: list[Entry]) -> list[Entry]:
 
 
 def situation(entry: Entry) -> tuple[Any, ...]:
+    """Everything that an entry is chosen by."""
     return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node

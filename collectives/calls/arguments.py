@@ -50,6 +50,7 @@ class Arguments(NamedTuple):
 
     @property
     def method(self) -> str:
+        """Name of mpi4py's blocking method."""
         name = _METHODS[self.collective]
         if self.vector or self.recvcounts is not None:
             return "Reduce_scatter" if self.collective == "reduce_scatter" else f"{name}v"

@@ -198,6 +198,7 @@ def staged(call: Call, borrow: bool, widens: bool, memory: Memory = HOST) -> Ope
     Args:
         borrow: names the caller's memory by address, so that the plan does not keep it.
         widens: converts numbers of 16 and 8 bits to float32.
+        memory: where the buffers lie.
     """
     staging = _Staging(borrow, memory)
     in_place = call.send is None
@@ -245,6 +246,7 @@ class _Staging:
         return packed
 
     def copied(self, items: Items, dtype: "np.dtype", reads: bool, writes: bool) -> Items:
+        """A copy of ``items`` in another type."""
         copy = self._memory.empty(items.size, dtype)
         self._stage(items, copy, reads, writes)
         return copy

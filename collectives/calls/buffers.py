@@ -64,6 +64,7 @@ class CallBuffer:
 
     @property
     def gpu(self) -> int | None:
+        """The number of the GPU that it lies on; ``None`` on the host."""
         return gpu_of(self.items)
 
     def spans(self) -> list[tuple[int, int]]:

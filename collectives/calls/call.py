@@ -110,6 +110,7 @@ class Call:
 
     @property
     def is_on_device(self) -> bool:
+        """Whether the buffers lie on a GPU."""
         return is_on_device(self.buffer.items)
 
     @cached_property

@@ -59,6 +59,9 @@ class Devices:
     def road(self, gpu: int) -> str:
         """How messages of device memory go, ``"direct"`` or ``"staged"``.  Collective at its first
         use.
+
+        Args:
+            gpu: the GPU whose memory this rank sends.
         """
         # Checksums and times are the host's.
         if self._settings.needs_messages:
@@ -87,6 +90,9 @@ class Devices:
     def nccl(self, gpu: int) -> "Nccl":
         """NCCL among these ranks.  Collective at its first use.
 
+        Args:
+            gpu: the GPU that this rank's arrays are on.
+
         Raises:
             CollectiveError: on all ranks, where one of them cannot.
         """
@@ -107,6 +113,7 @@ class Devices:
         return self._can_nccl
 
     def revoke(self) -> None:
+        """Lets go of everything without asking the other ranks."""
         if self._nccl is not None:
             self._nccl.abort()
             self._nccl = None

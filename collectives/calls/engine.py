@@ -39,8 +39,11 @@ class Engine:
     """The state of one communicator: its duplicate for messages, its plans, its memory.
 
     Attributes:
+        comm: the communicator.
         progress: plans that are under way.
         watchdog: watches all calls, if there is a timeout.
+        settings: options of the communicator.
+        last_plan: plan of the last call.
         library: mpi4py's methods, for calls that go to the MPI library unparsed.
     """
 
@@ -206,6 +209,7 @@ class Engine:
             plan.Free()
 
     def _run_plan(self, plan: Plan, arguments: Arguments) -> None:
+        """Runs a plan of ours."""
         self.last_plan = plan
         try:
             plan()
@@ -214,6 +218,7 @@ class Engine:
             raise
 
     def _run_native(self, arguments: Arguments, reason: str) -> None:
+        """Runs the MPI library's own collective."""
         # Another rank may wait for a plan before it comes here, and a blocking collective advances
         # none.  A nonblocking one would not match the others' blocking ones.
         self.progress.drain()
@@ -251,6 +256,7 @@ class Engine:
                 watchdog.calls.leave(call, completes=repeats)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
+        """Begins a nonblocking call."""
         if self.watchdog is not None or self.settings.check:
             return self.make(arguments, algorithm, repeats=False).begin()
         with self._turn:
@@ -322,8 +328,10 @@ class Engine:
         native collective: ``auto`` leaves it to the library, or ``native`` is asked for.
 
         Args:
+            algorithm: the one that the call names.
             collective: its name, with a ``v`` behind it for a v-variant.
             own: buffer that tells the call's size.
+            other: the other buffer, if there is one.
             blocks: upper bound of the bytes of any rank's buffer, as a multiple of ``own``.
         """
         if algorithm is None:

@@ -124,6 +124,7 @@ class Gaps:
     Args:
         keep: the object that keeps the memory alive.
         address: address of item 0.
+        datatype: type of an item.
         blocks: which items are packed, one behind the other.
     """
 

@@ -81,6 +81,7 @@ class PlanCache:
         return collective, algorithm, id(op), root, send, recv
 
     def find(self, key: Key) -> CachedCall | None:
+        """The call that was made before."""
         entry = self._entries.get(key)
         if entry is not None and entry.plan is not None and entry.plan.is_freed:
             return None
@@ -107,6 +108,7 @@ class PlanCache:
         return True
 
     def forget_calls(self) -> None:
+        """Forgets where calls had their memory; the plans stay."""
         self._entries.clear()
 
     def free(self) -> None:

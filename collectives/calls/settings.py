@@ -64,6 +64,7 @@ class Settings(NamedTuple):
 
     @property
     def has_checksums(self) -> bool:
+        """Whether every message carries a checksum."""
         return self.transport.has_checksums
 
     @property

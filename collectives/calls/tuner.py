@@ -34,6 +34,8 @@ _FAR = 4
 
 
 class Choice(NamedTuple):
+    """An algorithm's name and the sentence that explains it."""
+
     algorithm: str
     reason: str
 
@@ -188,6 +190,7 @@ class Situation(NamedTuple):
         return (self.size - 1) // max(1, entry.ranks - 1)
 
     def allows(self, algorithm: str) -> bool:
+        """Whether ``algorithm`` can serve the call."""
         name, options = parse(algorithm)
         if name in ("native", "nccl"):
             return self.native if name == "native" else self.nccl
@@ -257,6 +260,7 @@ def choose(table: Table, call: Situation) -> Choice:
 
 
 def _why_not(call: Situation, entry: Entry | None) -> str:
+    """Why the table says nothing about a call."""
     if call.size == 1:
         return "a rank alone"
     if call.collective == "barrier":

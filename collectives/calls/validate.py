@@ -197,6 +197,9 @@ class Proofs:
         Cost: once for each algorithm with its options, and root: a step of Python on each rank for
         each step of all ranks, twice in place; 128 ranks of a ring take seconds.
 
+        Args:
+            asked: the algorithm as the caller named it.
+
         Raises:
             ScheduleError: on all ranks: it is wrong at this number of ranks.
             MismatchError: on all ranks: they have different algorithms of this name.

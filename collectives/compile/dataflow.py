@@ -48,6 +48,7 @@ class Dataflow:
 
     Attributes:
         schedule: the first segment.
+        segments: number of segments.
         programs: the rounds of each rank in the first segment.
         ends: the other end of each end of a message.
         period: largest number of rounds of a rank in a segment.
@@ -94,6 +95,7 @@ class Dataflow:
         return Chunk(chunk.buffer, chunk.start + further, chunk.stop + further)
 
     def step(self, end: Endpoint) -> Step:
+        """The step at ``end``."""
         return self.programs[end.rank][end.round][end.position]
 
     def mover(self, end: Endpoint) -> int:
@@ -107,6 +109,7 @@ class Dataflow:
         return receiver.rank if loads else sender.rank
 
     def cells(self, rank: int, chunk: Chunk) -> frozenset[Cell]:
+        """The cells of ``chunk`` on ``rank``."""
         buffer, offset = chunk.buffer, 0
         if self.in_place and buffer == "sendbuf":
             place = self.schedule.contract.place(self.schedule.member(rank))

@@ -105,6 +105,7 @@ def _sum(terms: Floats, dtype: "np.dtype[Any]") -> Items:
 
 
 def _one(terms: Floats) -> float:
+    """The sum for one element whose terms span all that a float64 can."""
     total = sum(map(Fraction, terms.tolist()), Fraction())
     try:
         return float(total)

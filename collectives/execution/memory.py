@@ -27,6 +27,8 @@ _LINE, _LONG = 64, 32 << 10
 
 
 class Combine(Protocol):
+    """A reduction of two arrays, as NumPy's functions are."""
+
     def __call__(self, left: Items, right: Items, /, *, out: Items) -> object:
         """Puts ``left (op) right`` into ``out``, which may be either of them."""
 
@@ -51,12 +53,16 @@ OPERATIONS: dict[str, tuple[np.ufunc, str]] = {
 
 
 class HostMemory:
+    """NumPy's arrays."""
+
     @staticmethod
     def empty(count: int, dtype: "np.dtype[Any]") -> Items:
+        """A new 1-D array."""
         return np.empty(count, dtype)
 
     @staticmethod
     def zeros(shape: Any, dtype: npt.DTypeLike) -> Items:
+        """A new array of zeros."""
         return np.zeros(shape, dtype)
 
     #: Copies between arrays of one type.  As it is: many copies take less time than a Python
@@ -73,6 +79,7 @@ class HostMemory:
 
     @staticmethod
     def address(items: Items) -> int:
+        """Where an array begins."""
         address: int = items.__array_interface__["data"][0]
         return address
 

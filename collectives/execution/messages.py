@@ -86,6 +86,7 @@ class _Binder:
         return extras.gated(bound, self.memory) if is_queued(self.memory) else bound
 
     def arriving(self, steps: Round) -> int:
+        """Items that are kept aside until they are reduced."""
         return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
 
     def round(self, steps: Round, arrivals: Items) -> BoundRound:
@@ -192,6 +193,9 @@ def bind(
 ) -> Plan:
     """A plan for ``schedule`` on these operands.
 
+    Args:
+        combine: the reduction, for a collective that reduces.
+
     Raises:
         InvalidBuffer: the sizes do not fit the collective.
     """
@@ -231,9 +235,11 @@ class Prepared(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Size of the larger buffer."""
         return max(items.nbytes for items in self.buffers.values())
 
     def around(self, rounds: list[BoundRound], after: Sequence[Action]) -> list[BoundRound]:
+        """The rounds of a run with what comes before and after them."""
         first = [BoundRound(starts=self.before)] if self.before else []
         return [*first, *rounds, *([BoundRound(starts=list(after))] if after else [])]
 

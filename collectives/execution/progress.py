@@ -81,6 +81,7 @@ class Progress:
         return _HERE.plans
 
     def add(self, plan: Moving) -> None:
+        """It starts."""
         self.plans.append(plan)
         _HERE.plans.append(plan)
         plan.among = _HERE.plans

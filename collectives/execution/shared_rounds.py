@@ -48,6 +48,7 @@ class SharedBinder:
     Attributes:
         flow: the schedule's data flow, in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
+        memory: the kind of memory that the buffers lie in.
         buffers: each rank's buffers, by name.
         met: all ranks are in it when it begins, and may use one another's memory.
     """
@@ -91,6 +92,7 @@ class SharedBinder:
         return [*bound, *self.ticking(ending, last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of this segment."""
         due = self.due(steps)
         since = max(self.told - self.passed, entered(0) if self.segment else 0)
         tells = self.flow.is_awaited(self.rank, since, entered(number))

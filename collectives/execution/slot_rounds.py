@@ -162,6 +162,7 @@ class SlotBinder:
         return [OnPiece(pieces, HOST.convert, pair[::order]) for pair in pairs]
 
     def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of these pieces."""
         entering, moving, landing = BoundRound(), BoundRound(), BoundRound()
         reducing = landing if self.is_crossed(steps, pieces) else moving
         sent: dict[int, int] = {}  # bytes of a slot, by peer
@@ -253,6 +254,7 @@ class SlotBinder:
             yield ReducePiece(pieces, pair, *part, operand, self.combine, step.peer < self.rank)
 
     def sends(self, number: int, pieces: Pieces) -> bool:
+        """Whether this rank sends something through slots in a round of these pieces."""
         steps = self.program[number] if number < len(self.program) else ()
         near = self.pairs
         sent = (step.chunk for step in steps if isinstance(step, Send) and step.peer in near)

@@ -22,6 +22,7 @@ class Traffic:
     native: int = 0
 
     def send(self, messages: int, nbytes: int) -> None:
+        """Messages start."""
         self.messages += messages
         self.sent += nbytes
 
@@ -30,4 +31,5 @@ class Traffic:
         self.shared += nbytes
 
     def leave(self) -> None:
+        """The MPI library's own collective starts."""
         self.native += 1

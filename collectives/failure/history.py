@@ -24,6 +24,7 @@ class Entered:
     Attributes:
         number: number of the collective that it makes, runs or waits for.
         numbered: whether all ranks make this call.
+        what: parts of its name.
         outer: the call that it was made in, if any.
         code, line: place in the user's code.
         begun, ended: seconds of a clock; ``ended`` is 0 while it lasts.
@@ -40,10 +41,12 @@ class Entered:
 
     @property
     def site(self) -> str:
+        """``file:line`` of the user's code."""
         return f"{self.code.co_filename}:{self.line}" if self.code else "unknown place"
 
     @property
     def words(self) -> str:
+        """Collective, algorithm and size of the call, as text."""
         what = " ".join(str(part) for part in self.what if part is not None)
         return f"{what[:_LONGEST]}..." if len(what) > _LONGEST else what
 
@@ -146,6 +149,7 @@ class History:
         call.outer = None
 
     def complete(self, number: int) -> None:
+        """Records that the collective of this number has ended."""
         self.completed = max(self.completed, number)
 
     def __bool__(self) -> bool:

@@ -112,6 +112,7 @@ class Peers:
         return answers
 
     def say_farewell(self, made: int) -> None:
+        """Sends that this rank's program ends after ``made`` collectives."""
         for rank in range(self.size):
             self._send(self.socket, rank, f"{_HAS_ENDED} {self.rank} {made}")
 

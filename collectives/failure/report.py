@@ -140,6 +140,7 @@ def place() -> str:
 
 
 def stacks() -> str:
+    """Stacks of all threads of this process except the watchdog's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

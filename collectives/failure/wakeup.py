@@ -16,6 +16,7 @@ class Wakeup:
 
     Attributes:
         previous: handler of ``SIGUSR2`` before.
+        descriptor: its number.
     """
 
     previous: Any
@@ -43,6 +44,7 @@ class Wakeup:
         return cls(previous, descriptor)
 
     def lead(self, end: socket) -> None:
+        """Has signals written to another socket."""
         os.dup2(end.fileno(), self.descriptor)
 
     def close(self) -> None:

@@ -105,12 +105,14 @@ class Watchdog:
         return self.calls.during(what, numbered=numbered)
 
     def __str__(self) -> str:
+        """Text with the last calls of this rank."""
         peers = self._peers
         among = f", among {peers.group}" if peers.group else ""
         place = f"rank {peers.job[peers.rank]} of {MPI.COMM_WORLD.size}{among}"
         return f"[{place}] {self.calls}"
 
     def close(self) -> None:
+        """Stops watching."""
         with self._closing:
             self.drop()
             heir = next((it for it in _running() if it.timeout < float("inf")), None)
@@ -154,6 +156,7 @@ class Watchdog:
         self._peers.close()
 
     def _read(self, key: selectors.SelectorKey) -> None:
+        """Reads from a socket that has become readable."""
         if self._detector and isinstance(key.data, Neighbour):
             if text := self._detector.listen(key.data):
                 _say(text)
@@ -163,6 +166,7 @@ class Watchdog:
             _say(report_calls())
 
     def _status(self) -> dict[str, Any]:
+        """This rank's answer to a question of another one."""
         call = self.calls.current
         waited = 0.0 if call is None else monotonic() - call.begun
         running = [watchdog for watchdog in _running() if watchdog is not self]
@@ -186,6 +190,7 @@ class Watchdog:
         }
 
     def _look(self, call: Entered, waited: float) -> None:
+        """Acts on a call that has lasted ``waited`` seconds."""
         if waited > self.timeout:
             self._stalled(call)
             return
@@ -272,6 +277,8 @@ class Watchdog:
 
 
 class _Thread(threading.Thread):
+    """The background thread of a watchdog."""
+
     def __init__(self, watchdog: Watchdog) -> None:
         # As a daemon it keeps no job from ending.
         super().__init__(target=watchdog._watch, name="watchdog", daemon=True)
@@ -279,10 +286,12 @@ class _Thread(threading.Thread):
 
 
 def report_calls() -> str:
+    """Text with the last calls of this process on each watched communicator."""
     return "\n".join(str(watchdog) for watchdog in _running() if watchdog.calls)
 
 
 def _running() -> list[Watchdog]:
+    """Open watchdogs of this process."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [thread.watchdog for thread in threads if not thread.watchdog._stop]
 

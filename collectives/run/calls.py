@@ -59,6 +59,7 @@ class Numbers:
         return ~number if pair else number
 
     def of(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> list[int]:
+        """Numbers of a call with these arguments."""
         if name not in _PLACES:
             return [self.next()]
         dest, source = (_peer(given, named, *each) for each in zip(_PLACES[name], _PEERS))
@@ -108,6 +109,7 @@ class Watch:
         return Watched
 
     def record(self, cls: type[Any], names: list[str]) -> None:
+        """Records these methods of a class of communicators."""
         for name in names:
             if (method := getattr(cls, name, None)) is not None:
                 setattr(cls, name, self._method(method, name))

@@ -22,6 +22,7 @@ class Profile:
         self.begun, self.ahead = perf_counter(), ahead(self.comm)
 
     def finish(self) -> None:
+        """Writes the profile; collective."""
         comm, recorder, ended = self.comm, self.recorder, perf_counter()
         drift = (ahead(comm) - self.ahead) / (perf_counter() - self.begun)
         kept, mask = recorder.kept, comm.allreduce(recorder.mask, MPI.MAX)

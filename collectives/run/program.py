@@ -34,6 +34,7 @@ def parse(parser: Any, given: Sequence[str], valued: str | None = None) -> argpa
 
 
 def run_program(options: argparse.Namespace) -> None:
+    """Runs the program as Python does, as ``__main__``."""
     sys.argv = [options.script, *options.arguments]
     if not sys.flags.safe_path:
         file = os.path.realpath(options.script)

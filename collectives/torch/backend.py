@@ -233,6 +233,7 @@ def create(options: Any, chosen: Any = None) -> Any:
     """The group that torch asks for by its ``DistributedBackendOptions``; on its ranks only.
 
     Args:
+        options: torch's.
         chosen: the program's ``pg_options``.
 
     Raises:

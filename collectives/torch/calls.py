@@ -34,6 +34,7 @@ class Calls:
     Args:
         comm: the communicator of the group's ranks, which is prepared.
         seconds: time after which a call that waits ends the job; the report names who is missing.
+        order: the order of the collectives.
     """
 
     def __init__(self, comm: Communicator, seconds: float, order: Order) -> None:
@@ -66,6 +67,8 @@ class Calls:
         """Runs a call, now or in the background, and has it watched under a name.
 
         Args:
+            value: tensors of the result.
+            options: torch's.
             call, arguments: the function that communicates, and what it gets.
             inputs: tensors that live as long as the call, and that torch's profiler shows in the
                 place of the result's.
@@ -145,6 +148,7 @@ class Calls:
 
 
 def _recorded(shown: Any, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Makes a call at whose end an event of torch's profiler ends."""
     try:
         call(*arguments)
     finally:

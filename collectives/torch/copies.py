@@ -23,6 +23,8 @@ from collectives.torch.tensors import (
 
 
 class Copies(Calls):
+    """The operations that move the ranks' tensors."""
+
     def broadcast(self, tensors: Any, options: Any = None, **named: Any) -> dist._Work:
         root = named.get("root", getattr(options, "rootRank", options))
         if (buffer := small(tensors)) is not None:

@@ -30,6 +30,7 @@ class MessageWork(AnyWork):
 
     Args:
         what: name in reports; all but a "send" is written back to its tensor.
+        request: the request of MPI.
         flat: memory of the message, which is kept until it is complete.
         group: the group's calls; the message is in its ``under_way`` until it is complete, so that
             one that the program drops goes on, or until somebody waits for its error.

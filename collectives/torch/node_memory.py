@@ -38,6 +38,8 @@ class GroupMemory:
     Making it is collective; all but :meth:`take` runs where the group's collectives run.
 
     Args:
+        comm: the group's communicator.
+        order: the order of its collectives.
         record: makes a collective, and records it under a name.
     """
 
@@ -63,6 +65,7 @@ class GroupMemory:
         return self._comm, "ring" if nbytes >= self._ring_from else None
 
     def close(self) -> None:
+        """Frees the communicator.  Collective."""
         if self._near is not None:
             self._near.Free()
         self._near = self._pool = None

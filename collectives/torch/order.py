@@ -67,6 +67,8 @@ class AnyWork(dist._Work):
 
 
 class DoneWork(AnyWork):
+    """A blocking call, which has put its result into the caller's tensors."""
+
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
@@ -83,6 +85,8 @@ class CollectiveWork(AnyWork):
     """A collective in the order; to wait for it is to run what comes before it, and itself.
 
     Args:
+        order: the order.
+        value: tensors of the result.
         inputs: tensors, or their storages, that live as long as the call.
         call, given: the function that communicates, and what it gets.
     """
@@ -194,6 +198,7 @@ class Order:
                 self._is_running = False
 
     def later(self, work: CollectiveWork) -> None:
+        """Lets the group's thread run a call, unless somebody waits for it earlier."""
         if self._is_callback():
             work.run()
             return
@@ -208,6 +213,7 @@ class Order:
             self.wake()
 
     def help(self, work: CollectiveWork) -> None:
+        """Runs calls until this one has ended."""
         while not work.is_done:
             # Whoever holds the lock may have run this call and be in the next one, which may need
             # what the caller does next.
@@ -219,6 +225,7 @@ class Order:
                     self.runs.release()
 
     def catch_up(self) -> None:
+        """Runs what is left."""
         while self.calls:
             with self.runs:
                 if self.calls:
@@ -241,6 +248,7 @@ class Order:
             work.wait()
 
     def wake(self) -> None:
+        """Lets the thread run what there is, now."""
         self._is_asleep = False
         self._bell.set()
 

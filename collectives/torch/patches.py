@@ -47,6 +47,7 @@ def call_directly(backend: type, kinds: tuple[type, ...]) -> None:
     C++ would hand out works that never say that they are complete, nor who sent a message.
 
     Args:
+        backend: class of the backend.
         kinds: classes whose methods are called so.
     """
     for name in {name for kind in kinds for name in vars(kind)}:

@@ -37,6 +37,7 @@ class Reduction(NamedTuple):
     """A reduction of tensors of one dtype.
 
     Attributes:
+        op: operation of MPI.
         wide: dtype in which partial results are kept; ``None``: the tensor's own.
         mean: whether the result is divided by the number of ranks.
         factor: number or tensor by which each rank's part is multiplied first.

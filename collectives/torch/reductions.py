@@ -28,6 +28,8 @@ from collectives.torch.tensors import (
 
 
 class Reductions(Calls):
+    """The operations that add, multiply or compare the ranks' tensors."""
+
     def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
         op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:

@@ -42,6 +42,7 @@ def autoload() -> None:
 
 
 def version() -> tuple[int, ...]:
+    """Major and minor version of torch."""
     import torch
 
     return tuple(int(part) for part in torch.__version__.split(".")[:2])

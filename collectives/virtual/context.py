@@ -40,6 +40,7 @@ class Context:
         self._meetings: dict[int, tuple[str, dict[int, tuple[Any, Operation]]]] = {}
 
     def apart(self, name: Any, members: Sequence[int] | None = None) -> "Context":
+        """The context of this name among ``members``, by default all."""
         return self.groups.setdefault(name, Context(self.members if members is None else members))
 
     def __reduce__(self) -> Any:

@@ -42,6 +42,7 @@ def copy_own() -> None:
 
 
 def script(path: Path, *arguments: str) -> Callable[[], None]:
+    """A function that runs a file as the program of a rank, with these arguments."""
     code = compile(path.read_bytes(), path, "exec")
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.parent)
 

@@ -38,6 +38,7 @@ class MessageEnd(Operation):
         rank: the rank that has posted it.
         source, target, tag: numbers in the communicator; a receive's may be any.
         data: bytes to send, or memory to receive into; ``None``: what comes becomes ``result``.
+        nbytes: length of the message.
         is_eager: whether it is sent without regard to its receive.
         is_cancelled: whether it has ended without a message.
     """
@@ -100,6 +101,7 @@ class MessageEnd(Operation):
             cluster.tell(self.rank, receiver, now, reach)
 
     def _reach(self, receiver: Any, now: float) -> None:
+        """The receiver learns of it."""
         receives = self.context.receives[self.target]
         receive = next((one for one in receives if one.takes(self)), None)
         if receive is None:
@@ -156,6 +158,7 @@ class MessageEnd(Operation):
             self.rank.note(self.end, self)
 
     def tell(self, status: Any) -> None:
+        """Writes where the message came from into a status of MPI."""
         write(status, self.source, self.tag, self.nbytes, self.is_cancelled)
 
 

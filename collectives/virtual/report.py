@@ -8,6 +8,7 @@ from collectives.virtual.rank import Rank
 
 
 def deadlock(ranks: Sequence[Rank]) -> str:
+    """Who waits for whom, and where: a line for each rank."""
     frames = sys._current_frames()
     lines = ["all ranks wait, and nothing can end that:"]
     for rank in ranks:

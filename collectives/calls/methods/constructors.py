@@ -65,6 +65,7 @@ class Constructors(MPI.Intracomm):
             bare.Free()
 
     def _like(self, comm: MPI.Comm) -> Any:
+        """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # as mpi4py: the rank is in no group
         ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[call-arg]

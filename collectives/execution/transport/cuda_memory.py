@@ -46,6 +46,7 @@ class CudaMemory:
             yield
 
     def event(self) -> Any:
+        """A new event of this device."""
         with self.cupy.cuda.Device(self.gpu):
             return self.cupy.cuda.Event(disable_timing=True)
 
@@ -153,11 +154,13 @@ class CudaMemory:
         return handle
 
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Another process's memory."""
         address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
         # Whichever GPU it is on, this one can use it, and CuPy need not look further.
         return self._at(address, nbytes, np.dtype(np.uint8), self.gpu)
 
     def unmap(self, items: Items) -> None:
+        """Lets go of :meth:`mapped` memory."""
         self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
 
     def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:

@@ -61,6 +61,7 @@ class Bounces:
 
     @property
     def nbytes(self) -> int:
+        """Pinned in all."""
         return sum(len(bounce.host) for bounce in self._all)
 
 
@@ -96,6 +97,7 @@ class _Staged:
 
     @property
     def is_moving(self) -> bool:
+        """Whether it has started and is not finished."""
         return self._bounce is not None
 
     def Start(self) -> None:

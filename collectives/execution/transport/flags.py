@@ -80,6 +80,7 @@ class Flag(Polled):
 
 
 def all_reached(flags: Sequence[Flag]) -> bool:
+    """Whether all of them have, now."""
     return all(flag.Test() for flag in flags)
 
 

@@ -27,6 +27,7 @@ class Envelope:
     So the number costs no message of its own.
 
     Attributes:
+        data: the bytes.
         number: shape (1,); sent behind them.
         message: the buffer specification for mpi4py's calls.
     """
@@ -53,6 +54,7 @@ class Envelope:
         """After MPI has sent or received it: returns once it counts as sent or received.
 
         Args:
+            comm: the communicator of ``source``.
             source: the sender of a message that was received; ``None`` for one that was sent.
 
         Raises:
@@ -60,6 +62,7 @@ class Envelope:
         """
 
     def free(self) -> None:
+        """Releases the MPI type."""
         self._type.Free()
 
 
@@ -115,6 +118,7 @@ class EnvelopedRequest:
     """A persistent send or receive of an envelope.
 
     Attributes:
+        before: called before each start.
         channel, source: arguments of :meth:`Envelope.check`.
         checked: whether the last message has been.
     """

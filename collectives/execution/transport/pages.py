@@ -50,6 +50,7 @@ class Mapping:
         weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
 
     def part(self, start: int, nbytes: int) -> Bytes:
+        """An array on ``nbytes`` from ``start`` on."""
         return bytes_at(self.address + start, nbytes, keeps=self)
 
 

@@ -48,6 +48,7 @@ class Fences:
         self._sync()
 
     def close(self) -> None:
+        """Frees the window.  Collective."""
         self._window.Unlock_all()
         self._window.Free()
 
@@ -152,6 +153,7 @@ class NodeMemory:
         return Flag(counters, at, runs or self.runs[slot], value, *waiting, self._fences)
 
     def tick(self, slot: int, value: int) -> Tick:
+        """The action that sets this rank's count."""
         counters, at = self._counters[self.rank], slot * _LINE
         return Tick(counters, at, self.runs[slot], value, self._fences)
 
@@ -177,6 +179,7 @@ class NodeMemory:
         return [bytes(brought) for brought in self._boards[number]]
 
     def advance(self, slot: int, ticks: int) -> Action:
+        """The action that begins a run."""
         return partial(self.runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
@@ -188,6 +191,7 @@ class NodeMemory:
         return None
 
     def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
+        """``count`` items at ``place`` of ``rank``."""
         segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 

@@ -30,6 +30,7 @@ class SlotPair(RunCount):
     Its ``base`` is the count of the peer from which on the slot of ``turn`` is free.
 
     Attributes:
+        slots: their memory.
         turn: the slot that this rank stores to in the next exchange; the peer has the other one.
     """
 
@@ -83,6 +84,7 @@ class InLine(Polled):
         return True
 
     def leave(self) -> None:
+        """The run is over."""
         self._line.popleft()
 
 
@@ -120,4 +122,5 @@ class Slots:
             self.pairs[self.ranks[peer]] = SlotPair((one, other), int(rank > peer))
 
     def flag(self, peer: int, value: int, runs: RunCount | None = None) -> Flag:
+        """The condition that ``peer`` has counted up to ``value``."""
         return self.node.flag(self.ranks.index(peer), self.counters, value, runs)

@@ -31,6 +31,8 @@ class Window:
     a device, the window stays until the ranks release it together.
 
     Attributes:
+        rank: this one.
+        memory: the kind of memory.
         address, nbytes: bounds of the own segment.
         lent: all segments of device memory; ``None`` on the host.
     """
@@ -47,6 +49,7 @@ class Window:
         self._mapping = None if self.lent else segments[rank].base
 
     def segment(self, rank: int) -> Bytes:
+        """The memory of ``rank``."""
         segment = self.others.get(rank)
         if segment is None:
             segment = self.own()
@@ -128,6 +131,7 @@ class Windows:
             self.drop(number)
 
     def drop(self, number: int) -> None:
+        """Lets go of a window."""
         if (end := self._ends.pop(number, None)) is not None:
             end.detach()
         self._unused.discard(number)
