@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mpitrain.commands.plan import gigabits
+from mpitrain.commands.scale import measured, trained
 from mpitrain.config import Config
 from mpitrain.config.reading import converted
 from mpitrain.metrics.reader import Log
 from mpitrain.metrics.records import Epoch, Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.search.job import load_job
-from mpitrain.search.sizes import measured, trained
 from mpitrain.search.whole import operations
 
 #: A step's passes on one rank, by Zhu et al. 2021's clients: 0.1 s on each of four.
@@ -52,7 +52,7 @@ def powersgd() -> Iterator[str]:
         found = []
         for codec in ("none", "powersgd:rank=2"):
             sets = ("train.steps=12", "model.hidden=[512,512]", f"compress.codec={codec}")
-            log = run(ranks, *sets, alpha=0.001, bandwidth=0.012)
+            log = run(ranks, *sets, alpha=0.001, bandwidth=0.005)
             found.append(measured(log).samples_per_s)
         first = first or found
         yield f"| {ranks} | {found[0] / first[0]:.2f} | {found[1] / first[1]:.2f} |"

@@ -1,208 +1,229 @@
 """``mpitrain scale``: one job on several numbers of ranks, and how well it scales."""
 
 import argparse
-import json
-import math
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
+from math import inf, isnan, nan
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
-from collectives import CollectiveError
 from collectives.commands import add_ranks, add_virtual, in_words, positive
 from collectives.files import replace as replace_file
 from mpitrain.commands.arguments import add_costs, add_job
 from mpitrain.commands.search import file
 from mpitrain.config import Config, ConfigError, Own, Server, load
-from mpitrain.metrics.words import digits
+from mpitrain.metrics.reader import Log, read_records
+from mpitrain.metrics.records import Epoch, Step
+from mpitrain.metrics.words import digits, is_share
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
     from mpitrain.search.job import Job
-    from mpitrain.search.sizes import Goal, Size
 
-_HEADS = (
-    "ranks", "workers", "batch", "ms a step", "samples/s", "speed-up", "efficiency", "serial",
-    "hours", "steps", "epochs", "seconds",
-)  # fmt: skip
+
+class Size(msgspec.Struct, frozen=True):
+    """One number of ranks; what is not known is nan.
+
+    Attributes:
+        ranks, workers, batch: all ranks, those that are no servers, and samples of a step.
+        step_s, samples_per_s: mean seconds of a step, and throughput.
+        speedup, efficiency: throughput over that of the fewest workers, in all and a worker.
+        serial: share of the work that more workers do not share, by Amdahl's law (Karp & Flatt
+            1990).
+        hours: of the whole training.
+        steps, epochs, seconds: until the goal.
+    """
+
+    ranks: int
+    workers: int
+    batch: int
+    step_s: float
+    samples_per_s: float
+    speedup: float = 1.0
+    efficiency: float = 1.0
+    serial: float = nan
+    hours: float = nan
+    steps: float = nan
+    epochs: float = nan
+    seconds: float = nan
+
+
+#: Columns of a row: their heads, and factors on the fields.
+_COLUMNS = {
+    "ranks": 1, "workers": 1, "batch": 1, "ms a step": 1e3, "samples/s": 1, "speed-up": 1,
+    "efficiency%": 100, "serial%": 100, "hours": 1, "steps": 1, "epochs": 1, "seconds": 1,
+}  # fmt: skip
 
 
 def add(commands: "Commands") -> None:
     """Adds the command."""
-    parser = commands.add_parser(
-        "scale",
-        help="train a job on several numbers of ranks, and print how well it scales",
-        description="Train a job on several numbers of ranks, which mpiexec starts, or on virtual "
-        "ones.  Print the time of a step (without the first one), the speed-up and efficiency "
-        "beside the fewest ranks, Amdahl's serial share, and the hours of the whole training; "
-        "servers are no workers.",
-        epilog="example: %(prog)s digits_mlp -n 1,2,4,8 --virtual --until loss=0.3",
+    text = "train a job on several numbers of ranks, and print how well it scales"
+    more = (
+        "; mpiexec starts the ranks.  Speed-up and efficiency are beside the fewest workers "
+        "(servers are none), serial is Amdahl's share; the first step of a run does not count."
     )
+    parser = commands.add_parser("scale", help=text, description=text.capitalize() + more)
     add_job(parser)
     add_ranks(parser, "1,2,4,8")
     add = parser.add_argument
     add("--weak", action="store_true", help="let the batch grow with the workers")
     add("--steps", type=positive, help="steps of each run (the job's)")
     goal = (
-        "also print when training reaches a goal: loss=0.3 (of training, mean of 10 steps), "
-        "test_loss=0.3, accuracy=0.95 or another metric of tests"
+        "a goal, whose steps, epochs and seconds are printed: loss=0.3 (of training, mean of 10 "
+        "steps), test_loss=0.3, accuracy=0.95 or another metric of tests"
     )
     add("--until", type=_goal, metavar="NAME=VALUE", help=goal)
     add("--plot", type=file, metavar="FILE", help="picture to draw, PNG or SVG")
     add("--json", type=file, metavar="FILE", help="file for the rows")
-    virtual = "run the ranks as threads of one process, on the clock of a modelled network"
-    add("--virtual", action="store_true", help=virtual)
+    add("--virtual", action="store_true", help="run virtual ranks, as 'train --virtual' does")
     add_virtual(parser)
     add_costs(parser)
     parser.set_defaults(act=run)
 
 
+def _goal(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
 def run(options: argparse.Namespace) -> None:
     """Print a row for each number of ranks; draw and write them."""
+    from mpitrain.search.job import load_job
     from mpitrain.search.whole import operations, steps
 
     if options.plot:
-        from collectives.analysis import expect_picture
-        from mpitrain.pipeline.draw import figure
-
-        try:  # refused now rather than when all is trained
-            expect_picture(options.plot)
-        except CollectiveError as error:
-            raise ConfigError(f"--plot: {error}") from error
-        figure()
-    config = load(options.config, options.set)
-    job, total = _whole(config), math.nan
-    if job and (each := operations(job)):
-        total = each * config.train.batch_size * steps(job, config) or math.nan
-    where = f"virtual ranks, {in_words(options)}" if options.virtual else "real ranks"
+        _draw((), options.plot)  # refused now rather than when all is trained
+    config, job, work = load(options.config, options.set), None, None
+    if config.own == Own() and not config.federated.clients:
+        job = load_job(replace(config, server=Server()), "mpitrain scale")
+        work = (operations(job) or 0) * steps(job, config) * config.train.batch_size
     kind = "weak" if options.weak else "strong"
+    where = f"virtual ranks, {in_words(options)}" if options.virtual else "real ranks"
     title = f"{options.config}, {kind} scaling, {where}"
-    print(title if math.isnan(total) else f"{title}; whole training: {total:.3g} operations")
-    columns = len(_HEADS) if options.until else -3
-    print(_row(_HEADS[:columns]))
-    sizes = list["Size"]()
+    print(f"{title}; whole training: {work:.3g} operations" if work else title)
+    columns = len(_COLUMNS) if options.until else -3
+    print(" ".join(f"{head:>11}" for head in [*_COLUMNS][:columns]))
+    found = list[Size]()
     with tempfile.TemporaryDirectory(prefix=".scale-", dir=".") as folder:
         for ranks in sorted(set(options.ranks)):
-            sizes.append(_size(options, config, job, ranks, sizes, Path(folder)))
-            print(_row(_told(sizes[-1])[:columns]), flush=True)
+            found.append(_size(options, config, job, ranks, found, Path(folder)))
+            values = zip(msgspec.structs.astuple(found[-1]), _COLUMNS.values(), strict=True)
+            cells = ["-" if isnan(value) else digits(value * factor) for value, factor in values]
+            print(" ".join(f"{cell:>11}" for cell in cells[:columns]), flush=True)
     if options.json:
-        rows = [{k: v for k, v in one._asdict().items() if not math.isnan(v)} for one in sizes]
-        found = {"job": str(options.config), "scaling": kind, "where": where, "rows": rows}
-        found |= {} if math.isnan(total) else {"operations": total}
-        replace_file(options.json, json.dumps(found, indent=1) + "\n")
+        told = {"title": title, "operations": work or None, "rows": found}
+        text = msgspec.json.format(msgspec.json.encode(told)).decode()
+        replace_file(options.json, text + "\n")
     if options.plot:
-        _draw(sizes, title, options.plot)
-
-
-def _goal(text: str) -> "Goal":
-    """A goal from ``name=value``."""
-    from mpitrain.search.sizes import Goal
-
-    name, _, value = text.partition("=")
-    try:
-        return Goal(name, float(value))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a goal, as loss=0.3, got {text!r}") from None
-
-
-def _whole(config: Config) -> "Job | None":
-    """The job for its operations and steps, if they can be counted."""
-    from mpitrain.search.job import load_job
-
-    if config.own != Own() or config.federated.clients:
-        return None
-    return load_job(replace(config, server=Server()), "mpitrain scale")
+        _draw(found, options.plot)
 
 
 def _size(
-    options: argparse.Namespace,
-    config: Config,
-    job: "Job | None",
-    ranks: int,
-    before: Sequence["Size"],
-    folder: Path,
-) -> "Size":
+    options: argparse.Namespace, config: Config, job: "Job | None", ranks: int,
+    before: Sequence[Size], folder: Path,
+) -> Size:  # fmt: skip
     """Train on so many ranks; ``before``: what was found on fewer."""
-    from mpitrain.search.sizes import measured, reached, trained
     from mpitrain.search.whole import steps
 
-    batch, grows, costs = config.train.batch_size, 1.0, options.costs
+    batch, grows = config.train.batch_size, 1.0
     if options.weak and before:
-        grows = (ranks - config.server.ranks) / before[0].workers
-        if not (batch * grows).is_integer():
-            raise ConfigError(
-                f"--weak: a batch of {batch} samples grows to {batch * grows:.2f} on {ranks} "
-                "ranks; set train.batch_size to a multiple of the fewest workers"
-            )
-        config = replace(config, train=replace(config.train, batch_size=int(batch * grows)))
+        more = round(batch * (ranks - config.server.ranks) / before[0].workers)
+        config, grows = replace(config, train=replace(config.train, batch_size=more)), more / batch
     sets = [*options.set, f"train.batch_size={config.train.batch_size}"]
     sets += [f"train.steps={options.steps}"] if options.steps else []
     virtual = None
     if options.virtual:
-        virtual = ["--async-progress"] if options.async_progress else []
-        for name in ("topology", "alpha", "bandwidth", "slower"):
-            virtual += [f"--{name}", str(getattr(options, name))]
-        virtual += ["--costs", str(_grown(costs, grows, folder))] if costs else []
+        slower = options.slower * (grows if options.costs else 1)  # a profile has one batch
+        virtual = ["--costs", str(options.costs)] if options.costs else []
+        virtual += ["--async-progress"] if options.async_progress else []
+        virtual += ["--topology", options.topology, "--slower", str(slower)]
+        virtual += ["--alpha", str(options.alpha), "--bandwidth", str(options.bandwidth)]
     log = trained(str(options.config), ranks, sets, folder / str(ranks), virtual)
-    found = measured(log, config.server.ranks)
+    found = measured(log, config.server.ranks, *before[:1])
     if job and (whole := steps(job, config)):
-        found = found._replace(hours=found.step_s * whole / 3600)
+        found = replace(found, hours=found.step_s * whole / 3600)
     if options.until:
-        count, epochs, seconds = reached(log, options.until, len(job.data.train) if job else 0)
-        found = found._replace(steps=count, epochs=epochs, seconds=seconds)
-    return found.beside(before[0] if before else found)
+        size = len(job.data.train) if job else 0
+        count, epochs, seconds = reached(log, *options.until, size)
+        found = replace(found, steps=count, epochs=epochs, seconds=seconds)
+    return found
 
 
-def _grown(costs: Path, times: float, folder: Path) -> Path:
-    """A profile, or one of a micro-batch that is ``times`` as large, in ``folder``."""
-    from msgspec.structs import replace
+def trained(
+    job: str, ranks: int, sets: Sequence[str], folder: Path, virtual: Sequence[str] | None = None
+) -> Log:
+    """The records of a job with other values ``sets``, which it writes to ``folder``.
 
-    from mpitrain.pipeline.profiles import read_profile, write_profile
+    ``virtual``: further words of ``train --virtual``; None: real ranks.  ConfigError, with the
+    job's own words: it cannot be trained.
+    """
+    from mpitrain.search.on_ranks import on_ranks, output
 
-    if times == 1:
-        return costs
-    layers = [
-        replace(one, forward_s=times * one.forward_s, backward_s=times * one.backward_s)
-        for one in read_profile(costs)
-    ]
-    write_profile(folder / "costs.json", layers)
-    return folder / "costs.json"
-
-
-def _told(size: "Size") -> list[str]:
-    """The cells of a row; what is not known is a dash."""
-    ranks, workers, batch, step, rate, speedup, efficiency, serial, *rest = size
-    cells = [1e3 * step, rate, speedup, 100 * efficiency, 100 * serial, *rest]
-    told = ["-" if math.isnan(cell) else digits(cell) for cell in cells]
-    units = ["", "", "", "%", "%", "", "", "", ""]
-    told = [text + unit * (text != "-") for text, unit in zip(told, units, strict=True)]
-    return [str(ranks), str(workers), str(batch), *told]
+    words = ["mpitrain", "train", job]
+    for text in (*sets, f"run.dir={folder}"):
+        words += ["--set", text]
+    if virtual is None:
+        on_ranks(ranks, *words, seconds=inf)
+    else:
+        words = [sys.executable, "-m", *words, "--virtual", str(ranks), *virtual]
+        output(words, f"--virtual {ranks}", inf)
+    return read_records(folder / "metrics.jsonl")
 
 
-def _row(cells: Sequence[str]) -> str:
-    return " ".join(f"{cell:>10}" for cell in cells)
+def measured(log: Log, servers: int = 0, first: Size | None = None) -> Size:
+    """The speed of a run but for its first step, in which plans are made.
+
+    ``first``: the run of the fewest workers; None: it is this one.
+    """
+    if not (steps := log.of(Step)[1:] or log.of(Step)):
+        raise ConfigError(f"{log.path} has no steps: each was skipped")
+    seconds, ranks = sum(one.seconds for one in steps), log.start().ranks
+    samples, most = sum(one.samples for one in steps), max(one.samples for one in steps)
+    own = Size(ranks, ranks - servers, most, seconds / len(steps), samples / seconds)
+    if first is None:
+        return own
+    times, speedup = own.workers / first.workers, own.samples_per_s / first.samples_per_s
+    serial = (1 / speedup - 1 / times) / (1 - 1 / times) if most == first.batch else nan
+    return replace(own, speedup=speedup, efficiency=speedup / times, serial=serial)
 
 
-def _draw(sizes: Sequence["Size"], title: str, path: Path) -> None:
-    """Draw speed-up and efficiency by the number of workers, and the seconds to a goal."""
+def reached(log: Log, name: str, goal: float, size: int = 0) -> tuple[float, float, float]:
+    """Steps, epochs and seconds until a goal; nan: it was not reached.
+
+    ``size``: samples of an epoch; 0: not known.  ConfigError: tests do not measure the goal.
+    """
+    step, seconds, samples, last = 0, 0.0, 0, deque[float](maxlen=10)
+    for record in log.records:
+        value = nan
+        if isinstance(record, Step):
+            step, samples = record.step, samples + record.samples
+            seconds += record.seconds
+            last.append(record.loss)
+            value = fmean(last) if name == "loss" else nan
+        elif isinstance(record, Epoch) and name != "loss":
+            tested = {"test_loss": record.test_loss, **record.metrics}
+            if name not in tested:
+                raise ConfigError(
+                    f"--until {name}: tests measure {', '.join(tested)}; give one of them, or loss"
+                )
+            value = tested[name]
+        if value >= goal if is_share(name) else value <= goal:
+            return step, samples / size if size else nan, seconds
+    return nan, nan, nan
+
+
+def _draw(found: Sequence[Size], path: Path) -> None:
+    """Draw speed-up and efficiency by the number of workers."""
     from mpitrain.pipeline.draw import figure
 
-    workers = [one.workers for one in sizes]
-    panels = {"speed-up": [one.speedup for one in sizes]}
-    panels["efficiency"] = [one.efficiency for one in sizes]
-    if any(not math.isnan(one.seconds) for one in sizes):
-        panels["seconds to the goal"] = [one.seconds for one in sizes]
-    drawn = figure(figsize=(4 * len(panels), 3.4))
-    for axes, (name, values) in zip(drawn.subplots(1, len(panels)), panels.items(), strict=True):
-        axes.plot(workers, values, marker="o")
-        axes.set(xlabel="workers", ylabel=name, xticks=workers)
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        if name == "speed-up":
-            ideal = [one / workers[0] for one in workers]
-            axes.plot(workers, ideal, color="0.6", linestyle="--", label="linear")
-            axes.legend(frameon=False)
-    drawn.suptitle(title, size=9)
+    drawn, workers = figure(figsize=(8, 3.4)), [one.workers for one in found]
+    for axes, name in zip(drawn.subplots(1, 2), ("speedup", "efficiency"), strict=True):
+        axes.plot(workers, [getattr(one, name) for one in found], marker="o")
+        axes.set(xlabel="workers", ylabel=name, ylim=(0, None))
     drawn.savefig(path, dpi=150)

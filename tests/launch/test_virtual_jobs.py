@@ -239,7 +239,7 @@ def test_ranks_that_hardly_talk_scale(tmp_path, words, factor):
     assert one["step_s"] == pytest.approx(0.09)
     assert four["step_s"] == pytest.approx(0.09 * factor / 4, rel=0.02)
     assert four["efficiency"] == pytest.approx(1, rel=0.02)
-    assert ("steps" in four) == bool(words)
+    assert (four["steps"] is not None) == bool(words)
 
 
 @needs_launcher

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from collectives.analysis.topology import LinkCost
 from benchmarks.seeds import ITERATIONS
+from collectives.analysis.topology import LinkCost
 from mpitrain.__main__ import main
 from mpitrain.commands.plan import explain, gigabits
 from mpitrain.commands.search import refusal
