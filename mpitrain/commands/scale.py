@@ -88,8 +88,12 @@ def add(commands: "Commands") -> None:
 
 
 def _goal(text: str) -> tuple[str, float]:
+    """A goal from ``name=value``."""
     name, _, value = text.partition("=")
-    return name, float(value)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a goal, as loss=0.3, got {text!r}") from None
 
 
 def run(options: argparse.Namespace) -> None:

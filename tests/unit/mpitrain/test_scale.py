@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.commands.scale import measured, reached
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import Log
 from mpitrain.metrics.records import Epoch, Start, Step
-from mpitrain.commands.scale import measured, reached
 
 
 def log(ranks, steps, *more, batch=64):
