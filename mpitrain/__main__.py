@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     words = given[: given.index("--")] if "--" in given else given
-    if any(word.startswith("--virtual") for word in words):
+    if arguments.needs_ranks(words) and any(word.startswith("--virtual") for word in words):
         options = arguments.parse(given)
         from collectives.virtual import install
 

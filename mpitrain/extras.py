@@ -66,6 +66,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.sync.local": "Local",
         "mpitrain.sync.loop": "DriftingLoop",
         "mpitrain.training.asynchronous": "AsynchronousLoop",
+        "mpitrain.training.noise": "NoiseScale",
         "mpitrain.training.padding": "Padding",
         "mpitrain.user_objects": "Given",
     },

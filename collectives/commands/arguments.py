@@ -176,7 +176,7 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     """Adds the options of virtual ranks: their network, and how fast they compute."""
     add_network(parser)
     add = parser.add_argument
-    slower = "factor on the CPU time that virtual ranks take to compute (1)"
+    slower = "factor on the time that virtual ranks take to compute (1)"
     add("--slower", type=above_zero, default=1.0, metavar="FACTOR", help=slower)
     moves = "messages also move while their ranks compute, not only within calls of MPI"
     add("--async-progress", action="store_true", help=moves)

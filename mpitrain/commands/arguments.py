@@ -49,7 +49,7 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         words, behind = _cut(argv)
         options = parsed(_parser(command_of(words)), words)
         options.behind, options.set_behind = behind, []
-        if options.command == "train" and not options.virtual:
+        if options.command in ("train", "scale") and not options.virtual:
             _expect_no_model(options)
         if behind and options.config is not None and options.config.suffix != ".py":
             train = parsed(_parser("train"), ["train", str(options.config), *behind])
@@ -59,12 +59,13 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
 
 def _expect_no_model(options: argparse.Namespace) -> None:
     """End the program where real ranks were given what only virtual ones read."""
-    parser = _parser("train")
-    usual = parsed(parser, ["train", str(options.config)])
+    parser = _parser(options.command)
+    usual = parsed(parser, [options.command, str(options.config)])
     for key in ("costs", "topology", "slower", "async_progress", "alpha", "bandwidth"):
         if getattr(options, key) != getattr(usual, key):
             word = key.replace("_", "-")
-            parser.error(f"--{word} is for virtual ranks; add --virtual N, or leave it out")
+            virtual = "--virtual N" if options.command == "train" else "--virtual"
+            parser.error(f"--{word} is for virtual ranks; add {virtual}, or leave it out")
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -150,9 +151,14 @@ def _add_train(commands: "Commands") -> None:
     )
     add("--virtual", type=rank_count, default=0, metavar="N", help=virtual)
     add_virtual(train)
-    costs = "take the layers' times from a file of 'mpitrain profile' (measured CPU time)"
-    add("--costs", type=Path, metavar="FILE", help=costs)
+    add_costs(train)
     add_verbose(train)
+
+
+def add_costs(parser: argparse.ArgumentParser) -> None:
+    """Adds the profile whose times virtual ranks take."""
+    costs = "take the layers' times from a file of 'mpitrain profile' (measured CPU time)"
+    parser.add_argument("--costs", type=Path, metavar="FILE", help=costs)
 
 
 def _add_trials(commands: "Commands") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from collectives.commands import above_zero, add_ranks, also, positive
 from mpitrain import extras
-from mpitrain.commands import methods, schedules, search, submitting
+from mpitrain.commands import methods, scale, schedules, search, submitting
 from mpitrain.commands.arguments import add_job
 from mpitrain.commands.machine import add_machine
 from mpitrain.config import ConfigError, load
@@ -32,7 +32,10 @@ def add(commands: "Commands") -> None:
         "[parallel], or micro_batches; may be given several times"
     )
     parser.add_argument("--against", action="append", default=[], metavar="KEYS", help=other)
+    own = "ms that the job computes in a step, as you measured it, in the place of the predicted"
+    parser.add_argument("--step-ms", type=above_zero, metavar="MS", help=own)
     parser.set_defaults(act=extras.plan)
+    scale.add(commands)
     methods.add(commands)
     parser = commands.add_parser(
         "keys", help="print the keys of a job file: defaults, values, meanings"

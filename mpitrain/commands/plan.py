@@ -18,13 +18,13 @@ from mpitrain.metrics.words import counted, digits, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.job import Job, load_job
-from mpitrain.search.layers import layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import Planned, planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.stages import StageCosts
 from mpitrain.search.step import PredictedStep
+from mpitrain.search.whole import operations, to_the_end
 from mpitrain.server.roles import roles
 
 #: Layers of a chunk that are all named.
@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> None:
     config = load(options.config, options.set)
     against = [beside(words, "--against") for words in options.against]
     others = [load(options.config, [*options.set, *words]) for words in against]
-    print(explain(config, machine(options), others, is_counted=bool(options.flops)))
+    step_s = 1e-3 * options.step_ms if options.step_ms else None
+    counts = bool(options.flops)
+    print(explain(config, machine(options), others, is_counted=counts, step_s=step_s))
 
 
 def beside(words: str, option: str) -> list[str]:
@@ -65,7 +67,12 @@ def beside(words: str, option: str) -> list[str]:
 
 
 def explain(
-    config: Config, cluster: Machine, others: Sequence[Config] = (), *, is_counted: bool = False
+    config: Config,
+    cluster: Machine,
+    others: Sequence[Config] = (),
+    *,
+    is_counted: bool = False,
+    step_s: float | None = None,
 ) -> str:
     """Ranks, groups, stages, memory and predicted step time of a job.
 
@@ -74,6 +81,7 @@ def explain(
         cluster: the ranks and the links between them.
         others: the job in other layouts, for a table.
         is_counted: whether costs of layers are counted from their shapes; else each is timed here.
+        step_s: seconds that the job computes in a step, in the place of those predicted.
 
     Raises:
         ConfigError: a layout cannot be.
@@ -92,12 +100,16 @@ def explain(
     job = load_job(config, "mpitrain plan")
     search = job.search(cluster, is_counted=is_counted)
     found = planned(job, search, config)
+    if step_s:
+        search = search.slowed(step_s / found.step.computing)
+        found = planned(job, search, config)
     if served.ranks:
         return "\n".join(_with_servers(served, found, job, search))
     lines = [stages] * bool(stages) + [
         *_stages(found, job),
         *_predicted(found, is_counted=is_counted),
     ]
+    lines += to_the_end(job, config, found.step.seconds)
     held = {f"rank of stage {stage}": own for stage, own in enumerate(found.step.memory)}
     lines += _beyond(held, cluster.memory)
     if found.layout.replicas == (cluster.ranks,) and cluster.ranks > 1:
@@ -153,9 +165,14 @@ def _predicted(found: Planned, *, is_counted: bool) -> list[str]:
         lines.append(f"a rank sends at most {in_words(sum(sent.values()))} a step: {each}")
     if shared := sent.get("gradients"):
         behind = sync.delay / sync.period if sync.drifts and sync.delay else 1.0
-        rate = 8e-9 * shared / (behind * step.computing)
+        rate = gigabits(shared, behind * step.computing)
         lines.append(f"gradients: {digits(rate)} Gb/s to keep up with computing")
     return lines
+
+
+def gigabits(nbytes: float, seconds: float) -> float:
+    """Gb/s of a link that sends so many bytes while a rank computes."""
+    return 8e-9 * nbytes / seconds
 
 
 def _beyond(ranks: Mapping[str, float], limit: float) -> list[str]:
@@ -220,6 +237,7 @@ def _with_servers(own: Server, found: Planned, job: Job, search: Search) -> list
         _intensity(found, job),
         f"fastest with {counted(best, 'server')}: {1e3 * served.seconds(best):.2f} ms a step; all "
         f"{search.machine.ranks} ranks without servers: {1e3 * ring:.2f} ms",
+        *to_the_end(job, found.config, seconds),
         *_beyond({"worker": worker, "server": slots}, search.machine.memory),
     ]
 
@@ -256,11 +274,9 @@ def _nbytes(found: Planned) -> float:
 
 def _intensity(found: Planned, job: Job) -> str:
     """Operations of a rank's part of a step for each byte of gradients."""
-    if job.is_own:
+    if (each := operations(job)) is None:
         return "arithmetic intensity: unknown, as a program's own model has no counted operations"
-    layers = layer_costs(job.model, job.data.input_shape)
-    operations = found.config.train.batch_size * sum(one.forward + one.backward for one in layers)
-    share = operations / found.layout.ranks / _nbytes(found)
+    share = each * found.config.train.batch_size / found.layout.ranks / _nbytes(found)
     return f"arithmetic intensity: {digits(share)} operations for each byte of gradients"
 
 

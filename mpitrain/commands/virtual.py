@@ -115,7 +115,8 @@ class _Costs:
         with self._inner(name, category, **arguments):
             yield
             if self._parts is not None and category == "compute":
-                here().compute(self._seconds(name[0], arguments["chunk"]))
+                seconds = self._seconds(name[0], arguments["chunk"])
+                here().compute(seconds * here().cluster.slower)
 
     def expect(self, parts: Parts) -> None:
         """From now on passes are those of these parts.

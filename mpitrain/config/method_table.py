@@ -67,6 +67,7 @@ CODED = "sums of gradients that can be coded"
 DEATHS = "ranks that see one another die"
 DELAYED = "messages that can be delayed"
 ELEMENTWISE = "a codec of single numbers"
+EXACT = "the sum of gradients as they are"
 EXCHANGE = "exchanges of all workers together"
 FEW_ROWS = "a model of which a sample changes a few rows"
 FORWARD = "forward passes of all workers together"
@@ -175,7 +176,8 @@ _LAYOUT = (
 )
 
 _CODECS = (
-    Method("codec", "a codec", {"compress.codec": "bf16"}, (HOST, CODED)),
+    Method("codec", "a codec", {"compress.codec": "bf16"}, (HOST, CODED),
+           {EXACT: "sums what it has coded"}),
     Method("residual", "a codec with a residual", {"compress.codec": "int8"}, (),
            {NO_RESIDUAL: "adds what it leaves out to the next gradient"}, _codec("residual"),
            instead="take an unbiased codec, as int8:rounding=stochastic, or set "
@@ -212,7 +214,8 @@ _SYNC = (
            lambda job: job.sync.kind == "delayed" and job.sync.delay > job.sync.period,
            instead="set sync.delay to at most sync.period"),
     Method("adasum", "adasum", {"sync.combine": "adasum"},
-           (EXCHANGE, ONE_SUM, REPLICA_SUMS, REPLICATED, WIDTHS, HOST), {CODED: "is no sum"}),
+           (EXCHANGE, ONE_SUM, REPLICA_SUMS, REPLICATED, WIDTHS, HOST),
+           {CODED: "is no sum", EXACT: "is no sum"}),
     Method("agree", "sync.agree above 1", {"sync.agree": 2}, (),
            {SKIPPING: "tells the ranks of a step later"},
            lambda job: job.sync.drifts and job.sync.agree > 1, beside={"sync.kind": "local"}),
@@ -255,6 +258,8 @@ _NUMBERS = (
     Method("cuda", "a GPU", {"run.device": "cuda"}, (), {HOST: "has them in its own memory"},
            _is("run", "device", "cuda")),
     Method("check-every", "check_every", {"run.check_every": 5}, (REPLICAS,)),
+    Method("noise-scale", "noise_scale", {"run.noise_scale": True},
+           (EXACT, FORWARD, GRADIENT, REPLICA_SUMS), beside={"train.micro_batches": 2}),
 )
 
 _OPTIMIZERS = (

@@ -25,7 +25,8 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
             scales their sum to that of all, and drops those that come later (backup workers, Chen
             et al. 2016).  Less than 1 needs ``ranks = 1``.
         groups: groups of workers: a group sums its gradients, and one of its workers pulls and
-            pushes for it.  0: each worker is a group.  At most 8, unless ``bound = 0``.
+            pushes for it.  0: each worker is a group.  Beyond 8, gradients are old, and a run says
+            so, unless ``bound = 0``.
         fetch: clocks from one pull to the next (Downpour's n_fetch); in between, a worker takes
             steps of plain gradient descent on its own copy.  More than 1 needs ``bound = "none"``.
         push: clocks from one push to the next (Downpour's n_push), which sends the sum of their

@@ -54,6 +54,9 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         mfu: measure at the start what all ranks reach in products of matrices, for half a second,
             and show the utilisation of it on the console: 6 operations for each trained parameter
             and token; for samples of tokens.
+        noise_scale: record in each step the squared norm of the true gradient and the variance of
+            a sample's, by the gradients of the micro-batches, and their ratio, the critical batch
+            (McCandlish et al. 2018).
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
         records: where the numbers of steps and tests go besides ``metrics.jsonl``: ``csv``
             (``metrics.csv``), ``tensorboard``, ``wandb`` and ``mlflow``, all in ``dir`` unless
@@ -74,6 +77,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
     mfu: bool = False
+    noise_scale: bool = False
     check_every: Annotated[int, Meta(ge=0)] = 0
     records: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = ()
     trace: bool = False

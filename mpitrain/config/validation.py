@@ -11,7 +11,6 @@ from mpitrain.config.conflicts import refusals
 from mpitrain.config.federated import Federated
 from mpitrain.config.metric_names import refusal
 from mpitrain.config.numbers import norm_groups
-from mpitrain.config.server import MOST_GROUPS
 from mpitrain.config.sync import Compress, parse_outer
 from mpitrain.config.tables import InV, Tables
 
@@ -202,13 +201,6 @@ def _server(job: Tables) -> Faults:
         yield f"parallel.{key}", "the ranks that are no servers are the workers; leave it out"
     if own.hogwild is True and job.parallel.algorithm != "auto":
         yield "parallel.algorithm", "hogwild = true sums nothing; leave it out, or take 'tables'"
-    if is_server and own.groups > MOST_GROUPS and not own.synchronous:
-        yield (
-            "server.groups",
-            f"{own.groups} groups would push by themselves; beyond {MOST_GROUPS}, gradients are "
-            "too old to learn well from (Mitliagkas et al. 2016); make fewer and larger ones, or "
-            "set server.bound = 0",
-        )
     for key, value in (("fetch", own.fetch), ("push", own.push)):
         if is_server and value > 1 and own.limit is not None:
             yield (

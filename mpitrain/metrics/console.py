@@ -60,8 +60,8 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Step():
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
-                        synced = f"  {record.sync}" if record.sync else ""
-                        say(" ".join(_columns(start, record).values()) + synced)
+                        more = [f"  {one}" for one in (record.sync, record.noise) if one]
+                        say(" ".join(_columns(start, record).values()) + "".join(more))
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         say(str(record))

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mpitrain.metrics.words import counted, in_words, measured, summed
+from mpitrain.metrics.words import counted, digits, in_words, measured, summed
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -81,6 +81,24 @@ class Synced(Struct, frozen=True):
         return f"exchange {self.exchanges}, drift {self.drift:.2g}"
 
 
+class Noise(Struct, frozen=True):
+    """Signal and noise of a step's gradient.
+
+    Attributes:
+        gradient_square, variance: estimates of the squared norm of the true gradient and of the
+            trace of the covariance of a sample's; single ones may be negative.
+        noise_scale: the second over the first, each a moving average over some 100 steps: the
+            critical batch in samples.  0: the averages show no gradient.
+    """
+
+    gradient_square: float
+    variance: float
+    noise_scale: float
+
+    def __str__(self) -> str:
+        return f"noise scale {digits(self.noise_scale)}"
+
+
 class Step(Struct, frozen=True, tag="step", tag_field="event"):
     """One step of all ranks.
 
@@ -108,6 +126,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             steps between two meetings, ``comm_share`` is the workers' time in pushes and
             ``wait_share`` in pulls.
         sync: present if workers do not sum their gradients in each step.
+        noise: present with ``run.noise_scale``.
     """
 
     step: int
@@ -126,6 +145,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     memory: float = 0.0
     served: Served | UnsetType = UNSET
     sync: Synced | UnsetType = UNSET
+    noise: Noise | UnsetType = UNSET
 
 
 class Round(Struct, frozen=True, tag="round", tag_field="event"):

@@ -98,6 +98,8 @@ def _before(path: Path, done: int) -> str | None:
     return path.read_text() if done and path.exists() else None
 
 
+#: Fields of a step that have several numbers.
+_PARTS = ("served", "sync", "noise")
 #: The sinks by the names of ``run.records``, and their packages, each with an extra of that name.
 SINKS: Mapping[str, Callable[[Path, Job, int], AbstractContextManager[Log]]] = {
     "csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow,
@@ -135,9 +137,9 @@ def _numbers(records: Iterable[Record], step: int = 0) -> Iterator[tuple[int, di
     for record in records:
         if isinstance(record, Step):
             told = msgspec.to_builtins(record)
-            step, parts = told.pop("step"), (told.pop("served", {}), told.pop("sync", {}))
+            step, parts = told.pop("step"), [told.pop(key, {}) for key in _PARTS]
             numbers = {name: value for name, value in told.items() if name != "event"}
-            yield step, numbers | parts[0] | parts[1]
+            yield step, numbers | parts[0] | parts[1] | parts[2]
         elif isinstance(record, Epoch):
             tested = {"loss": record.test_loss, **record.metrics}
             yield step, {"epoch": record.epoch, **{f"test_{n}": v for n, v in tested.items()}}

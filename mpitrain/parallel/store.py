@@ -10,8 +10,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.communicator import AnyPlan
-from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
+from mpitrain.arrays import Array, Gradients, Parameters, Scalar, array_namespace
 from mpitrain.group import share
+from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
@@ -100,9 +101,12 @@ class Store(ABC):
         is_replicated: whether all ranks of a group hold, and update, the same elements.
         used: names of the tensors that had a part in the loss on this rank since the last
             :meth:`reset`.
+        squares: sum of the squares of each micro-batch's own gradients since then, if the store
+            ``squares_parts``; else 0.
     """
 
     is_replicated = False
+    squares_parts = False
 
     def __init__(self, arena: Arena, reduction: Reduction, bucket_bytes: int, itemsize: int):
         self.arena = arena
@@ -111,6 +115,7 @@ class Store(ABC):
         self.pieces: list[Piece] = []
         self.views: Sequence[Parameters] = ()
         self.used: set[str] = set()
+        self.squares: Scalar = 0.0
         self.algorithm = "none"
         self.reason = "one replica"
         self._gathers: list[AnyPlan] = []
@@ -125,6 +130,7 @@ class Store(ABC):
     def reset(self) -> None:
         """Begin a step, in which the first gradients replace those of the step before."""
         self.used.clear()
+        self.squares = 0.0
 
     @abstractmethod
     def accumulate(self, layer: int, gradients: Gradients) -> None:
@@ -138,6 +144,8 @@ class Store(ABC):
                 before = total if names[own] in known else 0  # which leaves no -0.0, either
                 array_namespace(total).add(gradient, before, out=total)
                 known.add(names[own])
+                if self.squares_parts:
+                    self.squares = self.squares + square_sum(gradient.ravel())
 
     def ready(self, layer: int) -> None:  # noqa: B027
         """Say that the last gradients of the layer in this step have been accumulated."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from heapq import nsmallest
 
@@ -87,6 +87,18 @@ class Search:
     exchange: Callable[[Candidate], ReplicaExchange] = lambda layout: ReplicaExchange()
     refused: Counter[str] = field(default_factory=Counter)
     priced: Counter[bool] = field(default_factory=Counter)
+
+    def slowed(self, factor: float) -> "Search":
+        """The search if computation took ``factor`` times as long."""
+        machine = replace(
+            self.machine,
+            rate=self.machine.rate / factor,
+            stream=self.machine.stream / factor,
+            launch=self.machine.launch * factor,
+        )
+        layers = [replace(one, fixed=one.fixed * factor) for one in self.layers]
+        numerics = replace(self.numerics, stepping=self.numerics.stepping * factor)
+        return replace(self, layers=layers, machine=machine, numerics=numerics)
 
     @cached_property
     def sums(self) -> LayerSums:

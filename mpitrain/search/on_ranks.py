@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import which
@@ -13,6 +14,8 @@ from mpitrain.config import ConfigError
 
 #: Seconds in which ranks import what they need and meet, on a slow file system, too.
 START_S = 300.0
+#: How an error of ours begins.
+_OURS = "mpitrain: "
 #: Seconds in which ``mpiexec`` ends its ranks when asked.
 _END_S = 10.0
 
@@ -25,14 +28,18 @@ def on_ranks(ranks: int, *words: str, seconds: float = START_S) -> str:
     """
     found = which("mpiexec") or str(Path(sys.executable).with_name("mpiexec"))
     start = shlex.split(os.environ.get("MPIEXEC", "")) or [found]
-    who = f"{' '.join(start)} -n {ranks}"
+    command = [*start, "-n", str(ranks), sys.executable, "-m", *words]
+    return output(command, f"{' '.join(start)} -n {ranks}", seconds)
+
+
+def output(command: Sequence[str], who: str, seconds: float) -> str:
+    """The output of a command, which errors call ``who``; errors are as for :func:`on_ranks`."""
     # Files, as ranks that outlive mpiexec would keep a pipe open.
     with TemporaryFile("w+") as told, TemporaryFile("w+") as failed:
         try:
             process = subprocess.Popen(
-                [*start, "-n", str(ranks), sys.executable, "-m", *words],
-                stdin=subprocess.DEVNULL, stdout=told, stderr=failed,
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, stdout=told, stderr=failed
+            )
         except OSError as error:
             raise ConfigError(f"{who}: {error.strerror}") from error
         try:
@@ -47,5 +54,7 @@ def on_ranks(ranks: int, *words: str, seconds: float = START_S) -> str:
         told.seek(0)
         failed.seek(0)
         if process.returncode:
-            raise ConfigError(f"{who}: {failed.read().strip().rpartition(chr(10))[2]}")
+            lines = failed.read().strip().splitlines() or [""]
+            ours = [line for line in lines if line.startswith(_OURS)]  # a launcher adds its own
+            raise ConfigError(f"{who}: {(ours or lines)[-1].removeprefix(_OURS)}")
         return told.read()

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from mpitrain.arrays import Array
 from mpitrain.config import Compress, ConfigError, expect
+from mpitrain.config.server import MOST_GROUPS
 from mpitrain.data import DataError
 from mpitrain.group import share
 from mpitrain.metrics.records import Step
@@ -72,6 +73,11 @@ def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
     bound = config.server.limit
     store.algorithm = "parameter servers"
     store.reason = "no bound" if bound is None else f"bound {bound}"
+    if every.groups > MOST_GROUPS and bound != 0:
+        store.reason += (
+            f"; warning: {every.groups} groups push by themselves, and beyond {MOST_GROUPS} the "
+            f"gradients are too old to learn well from; server.groups = {MOST_GROUPS} makes fewer"
+        )
     return store
 
 

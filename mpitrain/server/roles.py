@@ -6,7 +6,6 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.config import ConfigError, Server
-from mpitrain.config.server import MOST_GROUPS
 from mpitrain.group import share
 from mpitrain.metrics.words import counted
 
@@ -66,7 +65,7 @@ class Members:
 
 
 def roles(server: Server, ranks: int) -> Roles:
-    """The roles of a job's ranks; ``ConfigError``: there are too few ranks, or too many groups."""
+    """The roles of a job's ranks; ``ConfigError``: there are too few ranks."""
     workers = ranks - server.ranks
     if workers < 1:
         raise ConfigError(
@@ -78,11 +77,4 @@ def roles(server: Server, ranks: int) -> Roles:
             f"server.groups = {server.groups} of {counted(workers, 'worker')}: a group has one at "
             "least; make fewer groups"
         )
-    groups = server.groups or workers
-    if groups > MOST_GROUPS and not server.synchronous:
-        raise ConfigError(
-            f"server.groups: {workers} workers would push by themselves, and beyond {MOST_GROUPS} "
-            "the gradients are too old to learn well from (Mitliagkas et al. 2016); set "
-            f"server.groups = {MOST_GROUPS}, or server.bound = 0"
-        )
-    return Roles(workers, server.ranks, groups)
+    return Roles(workers, server.ranks, server.groups or workers)

@@ -40,8 +40,9 @@ class GlobalGradient:
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
         comm = ranks or self.ranks
-        loss, squares, counted = self.device.read([own.loss, self.own_squares(), own.counted])
-        own = replace(own, loss=loss, counted=counted)
+        of_rank = [own.loss, self.own_squares(), own.counted, own.squares]
+        loss, squares, counted, apart = self.device.read(of_rank)
+        own = replace(own, loss=loss, counted=counted, squares=apart)
         some_unused = len(self.store.used) < len(self.store.arena.tensors)
         values = np.array([*own.numbers, some_unused, squares], float)
         if comm.size > 1:

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator, Traffic
+from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
@@ -71,6 +72,8 @@ class Account:
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
         self.spent = np.zeros(comm.size)
+        is_asked = parts.store.squares_parts = config.run.noise_scale
+        self._noise = extras.NoiseScale(parts.passes.parts) if is_asked else None
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
@@ -121,6 +124,7 @@ class Account:
             own if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
             sum(waited.values()) + self.met, feed.read_seconds, parts.stop.raised(), sent, shared,
             bool(parts.purity.faults()), labels, counted, parts.device.memory(),
+            parts.store.squares,
         )  # fmt: skip
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
@@ -143,7 +147,11 @@ class Account:
         """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
-        ranks, samples = self._comm.size, taken.samples
+        ranks, samples, noise = self._comm.size, taken.samples, UNSET
+        if self._noise:
+            unscaled = (agreed.factor / taken.scale) ** 2
+            whole = (agreed.grad_norm / taken.scale) ** 2
+            noise = self._noise.seen(samples, whole, agreed.squares * unscaled)
         return Step(
             step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
             grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,
@@ -152,7 +160,7 @@ class Account:
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks, shared_bytes=agreed.shared_bytes / ranks,
-            memory=agreed.memory / ranks, sync=self.synced(taken.step),
+            memory=agreed.memory / ranks, sync=self.synced(taken.step), noise=noise,
         )  # fmt: skip
 
     def synced(self, step: int) -> Synced | UnsetType:

@@ -219,3 +219,38 @@ def test_a_module_that_communicates_while_it_is_imported_is_told(tmp_path):
     done = virtual(tmp_path, program="import helper")
     assert done.returncode == 1
     assert "the module helper waits for other ranks while it is imported" in done.stderr
+
+
+def scaled(folder, *words):
+    """Rows of ``mpitrain scale`` for the perceptron, whose passes take 90 ms on one rank."""
+    profile = [LayerProfile(f"layer{number}", 0.01, 0.02, 0, 0) for number in range(3)]
+    write_profile(folder / "costs.json", profile)
+    given = ("scale", "digits_mlp", "--steps", "3", "--json", "rows.json", *words)
+    done = programs.run(folder, "-m", "mpitrain", *given)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "rows.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(("words", "factor"), [((), 1), (("--weak", "--until", "loss=9"), 4)])
+def test_ranks_that_hardly_talk_scale(tmp_path, words, factor):
+    network = ("--virtual", "--costs", "costs.json", "--alpha", "0", "--bandwidth", "1e6")
+    one, four = scaled(tmp_path, "-n", "1,4", *network, *words)
+    assert (one["batch"], four["batch"]) == (64, 64 * factor)
+    assert one["step_s"] == pytest.approx(0.09)
+    assert four["step_s"] == pytest.approx(0.09 * factor / 4, rel=0.02)
+    assert four["efficiency"] == pytest.approx(1, rel=0.02)
+    assert (four["steps"] is not None) == bool(words)
+
+
+@needs_launcher
+def test_real_ranks_scale_or_say_why_not(tmp_path):
+    assert [row["ranks"] for row in scaled(tmp_path, "-n", "1,2")] == [1, 2]
+    words = ("scale", "digits_mlp", "-n", "2", "--set", "parallel.pipe=3")
+    done = programs.run(tmp_path, "-m", "mpitrain", *words)
+    assert done.returncode == 2 and "-n 2: " in done.stderr and "parallel" in done.stderr
+    assert not list(tmp_path.glob(".scale-*"))
+
+
+def test_more_than_eight_workers_push_with_a_warning(tmp_path):
+    out = train(tmp_path, "late", "digits_mlp", "server.ranks=1", options=["--virtual", "10"])
+    assert "warning: 9 groups push by themselves" in out

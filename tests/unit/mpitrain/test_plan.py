@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.seeds import ITERATIONS
 from collectives.analysis.topology import LinkCost
 from mpitrain.__main__ import main
+from mpitrain.commands.plan import explain, gigabits
 from mpitrain.commands.search import refusal
 from mpitrain.config import Config, load
 from mpitrain.config.numbers import toml
 from mpitrain.config.reading import converted
+from mpitrain.metrics.words import digits
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.job import load_job
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import planned
 from mpitrain.search.servers import ServerExchange
+from mpitrain.search.whole import operations
 
 MACHINE = Machine(8, 4, 1e9, inside=LinkCost(1e-6, 1e-9), network=LinkCost(1e-5, 1e-8), call=1e-5)
 
@@ -315,3 +319,19 @@ def test_a_model_of_the_program_is_timed(tmp_path, capsys):
     assert main(["search", str(file), "-n", "2"]) == 0
     assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
     assert "has no shapes to count operations from" in capsys.readouterr().err
+
+
+def test_a_measured_step_gives_the_bandwidth_and_the_hours_of_the_training():
+    config = job(tables={"train": {"batch_size": 16, "steps": 7200}})
+    own = load_job(config, "plan")
+    free = LinkCost(0.0, 0.0)
+    two = replace(MACHINE, ranks=2, per_node=2, inside=free, call=0.0)
+    told = explain(config, two, is_counted=True, step_s=0.5)
+    assert f"gradients: {digits(8e-9 * 4 * own.model.size / 0.5)} Gb/s to keep up" in told
+    work = 16 * 7200 * operations(own)
+    assert f"whole training: 7200 steps, {work:.3g} operations, 1 hours" in told
+
+
+@pytest.mark.parametrize(("millions", "milliseconds", "published"), ITERATIONS.values())
+def test_the_bandwidth_of_published_steps_is_the_published_one(millions, milliseconds, published):
+    assert round(gigabits(4e6 * millions, 1e-3 * milliseconds), 1) == published

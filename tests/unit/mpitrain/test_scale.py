@@ -1,0 +1,51 @@
+"""What ``mpitrain scale`` says of runs, beside laws that are known."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mpitrain.commands.scale import measured, reached
+from mpitrain.config import ConfigError
+from mpitrain.metrics.reader import Log
+from mpitrain.metrics.records import Epoch, Start, Step
+
+
+def log(ranks, steps, *more, batch=64):
+    """Records of steps, each with its seconds and loss, ten an epoch."""
+    found = [Start(ranks, [], "", [], "", "", 0, {})]
+    for number, (seconds, loss) in enumerate(steps):
+        rate = batch / seconds
+        found.append(Step(number + 1, number // 10, batch, loss, 1.0, 0.1, seconds, rate, 0.0))
+    return Log(Path("metrics.jsonl"), [*found, *more], [], cut_off=False)
+
+
+def test_amdahls_law_comes_back_from_its_own_times():
+    def size(ranks, *first):
+        return measured(log(ranks, [(9.0, 1.0), *[(0.2 + 0.8 / ranks, 1.0)] * 5]), 0, *first)
+
+    first = size(1)
+    for ranks in (2, 4, 8):
+        found = size(ranks, first)
+        assert found.speedup == pytest.approx(1 / (0.2 + 0.8 / ranks))
+        assert found.efficiency == pytest.approx(found.speedup / ranks)
+        assert found.serial == pytest.approx(0.2)
+
+
+def test_a_batch_that_grows_in_the_same_time_is_efficient_and_servers_are_no_workers():
+    first = measured(log(2, [(1.0, 1.0)] * 3, batch=8), 1)
+    found = measured(log(5, [(1.0, 1.0)] * 3, batch=32), 1, first)
+    assert (found.workers, found.speedup, found.efficiency) == (4, 4.0, 1.0)
+    assert math.isnan(found.serial)
+
+
+def test_a_goal_is_reached_by_ten_steps_or_by_a_test():
+    steps = [(0.5, 1.0)] * 10 + [(0.5, 0.0)] * 10
+    test = Epoch(1, 0.4, {"accuracy": 0.9})
+    found = log(2, steps, test)
+    assert reached(found, "loss", 0.5, 640) == (15, 1.5, 7.5)
+    for goal in (("accuracy", 0.9), ("test_loss", 0.4)):
+        assert reached(found, *goal, 640) == (20, 2.0, 10.0)
+    assert all(map(math.isnan, reached(found, "accuracy", 0.95)))
+    with pytest.raises(ConfigError, match="--until mae: tests measure test_loss, accuracy"):
+        reached(found, "mae", 1.0)
