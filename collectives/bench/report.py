@@ -93,9 +93,7 @@ def columns(width: int = 26, peak: float | None = None) -> str:
     )
 
 
-def row(
-    result: Result, native: Result | None, width: int = 26, peak: float | None = None
-) -> str:
+def row(result: Result, native: Result | None, width: int = 26, peak: float | None = None) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"

@@ -78,9 +78,11 @@ def size(text: str) -> int:
 
 def rate(text: str) -> float:
     """GB/s: ``"25GB/s"`` -> 25.0, ``"200Gb/s"`` -> 25.0, ``"hdr"`` -> 25.0."""
-    match = re.fullmatch(r"([\d.]+)(M|G)(b|B)/s", text)
-    if found := NETWORKS.get(text) or match and _finite(match[1]):
-        return found / ((8 if match[3] == "b" else 1) * (1e3 if match[2] == "M" else 1) if match else 1)
+    match = re.fullmatch(r"([\d.]+)([MG])([bB])/s", text)
+    if text in NETWORKS:
+        return NETWORKS[text]
+    if match and (number := _finite(match[1])) > 0:
+        return number / (8 if match[3] == "b" else 1) / (1e3 if match[2] == "M" else 1)
     raise argparse.ArgumentTypeError(
         f"{text!r} is no bandwidth; write 25GB/s, 200Gb/s, or one of {', '.join(NETWORKS)}"
     )

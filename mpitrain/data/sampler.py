@@ -82,10 +82,12 @@ class OfWorkers(Sampler):
 
     def order(self, epoch: int) -> Array:
         """See :class:`Sampler`."""
-        parts, order = np.arange(len(self.own) * self.micro_batches + 1), super().order(epoch)
-        sizes = [len(batch) for batch in np.split(order, range(self.batch_size, len(order), self.batch_size))]
-        ends = [parts * size // parts[-1] for size in sizes]  # as batches.part() has them
-        whose = np.concatenate([np.repeat(parts[:-1] % len(self.own), np.diff(end)) for end in ends])
+        parts, size = np.arange(len(self.own) * self.micro_batches + 1), self.batch_size
+        sizes = [min(size, self.samples - first) for first in range(0, self.samples, size)]
+        # Each batch is cut as batches.part() cuts it, and its parts are the workers' by turns.
+        ends = [parts * size // parts[-1] for size in sizes]
+        whose = np.concatenate([np.repeat(parts[:-1] % len(self.own), np.diff(e)) for e in ends])
+        order = np.empty(self.samples, np.int64)
         for worker, own in enumerate(self.own):
             # Three words of spawn key: other streams have one or two.
             seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, worker, 1))

@@ -22,7 +22,7 @@ def most_bits(weight: int, word: int) -> int:
 
 
 def lengths(own: Federated, elements: int) -> tuple[int, int]:
-    """Number of elements, after rotation, from which those that are sent are drawn, and of these."""
+    """Elements after rotation, from which those that are sent are drawn, and number of these."""
     length = padded(elements) if own.rotate else elements
     return length, max(1, ceil(own.kept * length)) if own.kept < 1 else length
 

@@ -9,15 +9,14 @@ from typing import cast
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import Client, Trained
+from mpitrain.federated.samples import of_clients
 from mpitrain.federated.secure import RoundError
 from mpitrain.federated.server import ServerOptimizer
-from mpitrain.federated.samples import of_clients
 from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
@@ -26,7 +25,6 @@ from mpitrain.step.agreement import Agreed, NonFinite
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
-
 
 #: Sum of the losses, and samples, of each client of a round.
 Losses = Mapping[int, tuple[float, int]]

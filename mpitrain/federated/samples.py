@@ -90,7 +90,7 @@ def of_workers(parts: "Parts", order: Sampler) -> OfWorkers:
             "sync.split: the program's sampler has one order for all workers; give the data "
             "without it, or set sync.split = 'none'"
         )
-    own = Federated(workers, split=sync.split, alpha=sync.alpha, labels=sync.labels)
+    own = Federated(workers, split=cast(Any, sync.split), alpha=sync.alpha, labels=sync.labels)
     found, _ = of_clients(parts, own, "sync")
     if len(found) < workers:
         raise ConfigError(

@@ -62,9 +62,7 @@ def _dirichlet(rng: np.random.Generator, own: Federated, labels: Array) -> list[
     return found
 
 
-def _by_labels(
-    rng: np.random.Generator, own: Federated, labels: Array, table: str
-) -> list[Array]:
+def _by_labels(rng: np.random.Generator, own: Federated, labels: Array, table: str) -> list[Array]:
     """``own.labels`` classes for each client, in turn, and each class evenly among its clients."""
     kinds = np.unique(labels)
     if own.labels > len(kinds):

@@ -71,7 +71,9 @@ def test_sum(comm, pattern, dtype, way):
                 assert np.array_equal(dense(result, length), wanted)
                 check_same(comm, result)
                 different = len(set().union(*(indices.tolist() for indices, _ in given)))
-                if dense_at == length or way == "recursive_doubling" and different <= (dense_at or 0):
+                if dense_at == length or (
+                    way == "recursive_doubling" and different <= (dense_at or 0)
+                ):
                     assert not isinstance(result, np.ndarray)
                     assert result[0].dtype == index_type
                 if dense_at == 0 and different:
@@ -205,7 +207,15 @@ BAD = [
     ("dense_at cannot be -1", np.array([], U4), np.ones(0), 10, -1),
     ("dense_at cannot be 1208925819614629174706176", np.array([], U4), np.ones(0), 10, 1 << 80),
     ("traffic is a Traffic, not a dict", np.array([], U4), np.ones(0), 10, None, {}),
-    ("algorithm is 'ring'; there are recursive_d", np.array([], U4), np.ones(0), 10, 1, None, "ring"),
+    (
+        "algorithm is 'ring'; there are recursive_d",
+        np.array([], U4),
+        np.ones(0),
+        10,
+        1,
+        None,
+        "ring",
+    ),
 ]
 
 
