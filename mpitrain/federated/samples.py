@@ -90,17 +90,13 @@ def of_workers(parts: "Parts", order: Sampler) -> OfWorkers:
             "sync.split: the program's sampler has one order for all workers; give the data "
             "without it, or set sync.split = 'none'"
         )
-    own = Federated(workers, split=cast(Any, sync.split), alpha=sync.alpha, labels=sync.labels)
-    found, _ = of_clients(parts, own, "sync")
+    by = Federated(workers, split=cast(Any, sync.split), alpha=sync.alpha, labels=sync.labels)
+    found, _ = of_clients(parts, by, "sync")
     if len(found) < workers:
         raise ConfigError(
             f"own.clients: {len(found)} clients cannot be shared by {workers} workers; name more, "
             "or take fewer replicas"
         )
-    return OfWorkers(
-        order.samples,
-        order.batch_size,
-        order.seed,
-        own=[np.concatenate(found[share(len(found), w, workers)]) for w in range(workers)],
-        micro_batches=config.train.micro_batches,
-    )
+    own = [np.concatenate(found[share(len(found), w, workers)]) for w in range(workers)]
+    seen = order.samples, order.batch_size, order.seed
+    return OfWorkers(*seen, own=own, micro_batches=config.train.micro_batches)
