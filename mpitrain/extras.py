@@ -67,6 +67,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.sync.loop": "DriftingLoop",
         "mpitrain.training.asynchronous": "AsynchronousLoop",
         "mpitrain.training.padding": "Padding",
+        "mpitrain.training.spikes": "Spikes",
         "mpitrain.user_objects": "Given",
     },
     Extra,

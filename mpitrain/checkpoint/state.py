@@ -106,6 +106,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.measured_rates.values[:] if parts.measured_rates else [],
             parts.epoch,
             parts.seen,
+            *(parts.spikes.kept if parts.spikes else ()),
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -157,7 +158,8 @@ def restore(
             return None
         if values.shape != shape:
             raise CheckpointError(
-                f"{checkpoint.folder}: {name} has shape {values.shape}, and the model's is {shape}"
+                f"{checkpoint.folder}: {name} has shape {values.shape}, the model's is {shape}; "
+                "set the model as it was, or train another one in another run.dir"
             )
         return values
 
@@ -199,6 +201,8 @@ def restore(
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
+    if parts.spikes:
+        parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

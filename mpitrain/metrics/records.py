@@ -1,11 +1,12 @@
 """Records of a run's report; ``event`` names the kind of a line in the file."""
 
 from collections.abc import Callable
+from math import sqrt
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mpitrain.metrics.words import counted, in_words, measured, summed
+from mpitrain.metrics.words import counted, digits, in_words, measured, summed
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -227,6 +228,29 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
     notes: list[str] = []
 
 
+class Back(Struct, frozen=True, tag="back", tag_field="event"):
+    """All ranks went back to a checkpoint after a spike of the loss; its steps come again.
+
+    Attributes:
+        step: last step of the checkpoint.
+        spike: last step of the spike.
+        why: the loss that ended it.
+        left_out: later steps whose batches change nothing, and which have no record.
+        times: times that the run went back so far.
+    """
+
+    step: int
+    spike: int
+    why: str
+    left_out: list[int]
+    times: int
+
+    def __str__(self) -> str:
+        steps = ", ".join(map(str, self.left_out))
+        left_out = f", without the batches of steps {steps}" if steps else ""
+        return f"back to step {self.step}{left_out}, time {self.times}: {self.why}"
+
+
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
     """A test after a pass over the training samples.
 
@@ -282,6 +306,8 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         tested: whether there were samples to test on.
         sent_bytes, shared_bytes: mean of a step.
         dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
+        step_s, save_s: seconds of a step, and of writing a checkpoint, mean over those of the run.
+        mtbf: ``checkpoint.mtbf``.
     """
 
     test_loss: float
@@ -298,6 +324,9 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     shared_bytes: float = 0.0
     dense_bytes: float = 0.0
     tested: bool = True
+    step_s: float = 0.0
+    save_s: float = 0.0
+    mtbf: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -307,7 +336,22 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
             f"{tested}, {counted(self.ranks, 'rank')}, "
             f"gradients {summed(self.algorithm, self.reason)}, {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
-            f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"
+            f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}{self._saved()}"
+        )
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one checkpoint to the next that lose least (Young 1974)."""
+        return sqrt(2 * self.save_s * 3600 * self.mtbf)
+
+    def _saved(self) -> str:
+        """The interval between checkpoints, if the time between failures is known."""
+        if not (self.interval and self.step_s):
+            return ""
+        every = max(1, round(self.interval / self.step_s))
+        return (
+            f"; a checkpoint takes {self.save_s:.2g} s: with a failure in {self.mtbf:g} h, "
+            f"checkpoint.every = {every}, or {digits(self.interval)} s, loses least"
         )
 
     def _exchanged(self) -> str:
@@ -319,5 +363,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
 
 
-Record = Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
+Record = (
+    Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Back | Times | Summary
+)
 Write = Callable[[Record], None]
