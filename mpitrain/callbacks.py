@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 
@@ -109,7 +110,8 @@ class Callbacks:
         if parts.spikes is None:
             raise error
         self._write_saved(self._writer.finish())
-        back = parts.spikes.go_back(parts, error)
+        restore = partial(resume, parts, allow_changes=True)
+        back = parts.spikes.go_back(parts.steps_done, error, lambda step: restore(before=step))
         self._writer.drop(back.step)
         self._saved = self._done = back.step
         left = parts.epoch - is_test_missing(parts)

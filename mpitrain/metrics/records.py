@@ -247,8 +247,8 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
 
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.left_out))
-        left_out = f", without the batches of steps {steps}" if steps else ""
-        return f"back to step {self.step}{left_out}, time {self.times}: {self.why}"
+        without = f" without {counted(len(self.left_out), 'step')} ({steps})" if steps else ""
+        return f"back to step {self.step}{without}, time {self.times}: {self.why}"
 
 
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):

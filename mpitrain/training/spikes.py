@@ -1,16 +1,12 @@
 """Spikes of the loss, after which all ranks go back to the newest checkpoint."""
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING
 
-from mpitrain.checkpoint.saving import resume
 from mpitrain.config.tables import Run
-from mpitrain.metrics.records import Back, Step
+from mpitrain.metrics.records import Back, Resumed, Step
 from mpitrain.step.agreement import NonFinite
-
-if TYPE_CHECKING:
-    from mpitrain.training.parts import Parts
 
 
 class Spikes:
@@ -60,8 +56,12 @@ class Spikes:
                 step=step.step,
             )
 
-    def go_back(self, parts: "Parts", error: NonFinite) -> Back:
-        """Restore the newest checkpoint, and leave batches out from there; collective.
+    def go_back(
+        self, done: int, error: NonFinite, restore: Callable[[int], Resumed | None]
+    ) -> Back:
+        """Leave batches out from the newest checkpoint on; collective.
+
+        ``done``: steps that are done; ``restore``: restores the newest checkpoint before a step.
 
         NonFinite on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of a
         step before the spike is left.
@@ -73,9 +73,9 @@ class Spikes:
                 "may help, or a larger run.spike_times",
                 step=last,
             ) from error
-        first = last - max(self.apart - (last == parts.steps_done), 0)
+        first = last - max(self.apart - (last == done), 0)
         left_out, times = self.left_out, self.times + 1
-        found = resume(parts, allow_changes=True, before=first)
+        found = restore(first)
         if found is None:
             raise NonFinite(
                 f"{error}; no checkpoint before step {first} is left to go back to; set "
