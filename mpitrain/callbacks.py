@@ -3,9 +3,10 @@
 import os
 import socket
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 
@@ -79,11 +80,13 @@ class Callbacks:
         self._done = parts.steps_done
         parts.stopping = False  # a program may go on after it was stopped
         #: Sums over all steps.
-        self._sums: Counter[str] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)
         self.write(_start(parts))
         if resumed:
             self.write(resumed)
         parts.check_replicas("before the first step")
+        if parts.spikes and not resumed:
+            self._save()
 
     def write(self, record: Record) -> None:
         """Report a record, and add a step to the sums."""
@@ -95,6 +98,25 @@ class Callbacks:
             self._sums["steps"] += 1
         self._has_told = True
         self._report(record)
+        if self._parts.spikes and isinstance(record, Step):
+            self._parts.spikes.see(record)
+
+    def go_back(self, error: NonFinite) -> None:
+        """Go back to the newest checkpoint after a spike, as ``run.on_spike`` says; collective.
+
+        NonFinite on all ranks: nobody goes back, or no more.
+        """
+        parts = self._parts
+        if parts.spikes is None:
+            raise error
+        self._write_saved(self._writer.finish())
+        restore = partial(resume, parts, allow_changes=True)
+        back = parts.spikes.go_back(parts.steps_done, error, lambda step: restore(before=step))
+        self._writer.drop(back.step)
+        self._saved = self._done = back.step
+        left = parts.epoch - is_test_missing(parts)
+        self.tests = [test for test in self.tests if test.epoch < left]
+        self.write(back)
 
     def after_steps(self) -> None:
         """Do what is due after a step, or after several that were taken together; collective.
@@ -128,7 +150,8 @@ class Callbacks:
                 f"the test loss is not finite after step {parts.steps_done}: the last update "
                 "spoiled the parameters, or samples to test on hold numbers that are not finite; "
                 "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
-                "other samples"
+                "other samples",
+                step=parts.steps_done,
             )
         parts.watch.note(found, parts.steps_done)
         if parts.measured_rates and ends_period(parts):
@@ -179,10 +202,13 @@ class Callbacks:
         return evaluate(parts, parts.epoch - (not parts.seen))
 
     def _save(self, *, best: bool = False) -> None:
-        """Begin to write a checkpoint; collective."""
-        self._write_saved(save(self._parts, self._writer, best=best))
+        """Begin to write a checkpoint, but in a spike that may still end; collective."""
+        parts = self._parts
+        is_last = best or parts.steps_done == parts.total_steps
+        if is_last or not (parts.spikes and parts.spikes.apart):
+            self._write_saved(save(parts, self._writer, best=best))
         if not best:
-            self._saved = self._parts.steps_done
+            self._saved = parts.steps_done
 
     def _complete(self) -> None:
         """Save the last step unless that was done, and wait for all files; collective."""
@@ -194,6 +220,8 @@ class Callbacks:
         if saved:
             folder, seconds = saved
             self.write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
+            self._sums["saved"] += 1
+            self._sums["saving"] += seconds
 
     def _summary(self, tested: Epoch | None) -> Summary:
         """The record at the end of a run; ``tested``: its last test."""
@@ -214,6 +242,9 @@ class Callbacks:
             shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
             ended=self.ended() or f"all {parts.total_steps} steps are done",
+            step_s=seconds / steps,
+            save_s=sums["saving"] / max(1, sums["saved"]),
+            mtbf=parts.config.checkpoint.mtbf,
         )
 
 

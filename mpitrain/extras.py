@@ -69,6 +69,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.training.asynchronous": "AsynchronousLoop",
         "mpitrain.training.noise": "NoiseScale",
         "mpitrain.training.padding": "Padding",
+        "mpitrain.training.spikes": "Spikes",
         "mpitrain.user_objects": "Given",
     },
     Extra,

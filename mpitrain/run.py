@@ -1,11 +1,12 @@
 """A run of training: the loop over epochs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 
 from mpi4py import MPI
 
-from mpitrain.callbacks import is_test_due, is_test_missing, running
+from mpitrain.callbacks import Callbacks, is_test_due, is_test_missing, running
 from mpitrain.metrics.records import Epoch, Record, Summary, Write
 from mpitrain.ranks.same import expect_same
 from mpitrain.step.agreement import NonFinite
@@ -18,7 +19,7 @@ class Steps(Protocol):
     @property
     def parts(self) -> Parts: ...
 
-    def steps(self, epoch: int) -> Iterator[Sequence[Record]]: ...
+    def steps(self, epoch: int) -> Generator[Sequence[Record]]: ...
 
 
 def train(
@@ -82,21 +83,31 @@ def trained(
     """As :func:`train`, with the tests in turn."""
     parts = loop.parts
     with running(parts, go_on, allow_changes, on_record, resume_hint) as run:
+        while not _has_ended(loop, run):
+            pass
+        parts.purity.expect(f"step {parts.steps_done}")  # what the last update has shown
+        return run.finish(), run.tests
+
+
+def _has_ended(loop: Steps, run: Callbacks) -> bool:
+    """Take all steps that are left; false: a spike of the loss has sent all ranks back."""
+    parts = loop.parts
+    try:
         if is_test_missing(parts):
             run.test()
         while parts.steps_done < parts.total_steps and not run.ended():
-            try:
-                for records in loop.steps(parts.epoch):
+            with closing(loop.steps(parts.epoch)) as steps:
+                for records in steps:
                     for record in records:
                         run.write(record)
                     run.after_steps()
-            except NonFinite as error:
-                for record in error.before:
-                    run.write(record)
-                raise
             if parts.stopping:
                 run.stop()
             if is_test_due(parts):
                 run.test()
-        parts.purity.expect(f"step {parts.steps_done}")  # what the last update has shown
-        return run.finish(), run.tests
+    except NonFinite as error:
+        for record in error.before:
+            run.write(record)
+        run.go_back(error)
+        return False
+    return True

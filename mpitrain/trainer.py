@@ -1,6 +1,6 @@
 """``mpitrain.Trainer``: train a program's own model on its own data in one call."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -194,7 +194,7 @@ class Trainer(ClosedTogether):
         """Names of this rank's layers."""
         return self.parts.layers
 
-    def steps(self, epoch: int) -> Iterator[Sequence[Record]]:
+    def steps(self, epoch: int) -> Generator[Sequence[Record]]:
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.steps`."""
         return self.loop.steps(epoch)
 

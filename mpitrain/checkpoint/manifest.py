@@ -80,6 +80,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         measured: values of the tests that rates follow, in turn; None: not finite.
         epoch, samples: epoch of the next step, and how many of its samples were seen.
         prox: as :class:`~mpitrain.training.parts.Parts` has it.
+        losses, skipped, times_back: see :attr:`mpitrain.training.spikes.Spikes.kept`.
     """
 
     step: Steps
@@ -95,6 +96,9 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Steps = 0
     samples: Steps = 0
     prox: list[float] = []
+    losses: list[float] = []
+    skipped: list[Steps] = []
+    times_back: Steps = 0
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

@@ -1,6 +1,7 @@
 """Reader of checkpoints: the newest whole one, and any tensor of it."""
 
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -137,17 +138,18 @@ class CheckpointReader:
 
 
 def newest(
-    folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF
+    folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, before: float = inf
 ) -> tuple[CheckpointReader | None, list[str]]:
     """Newest whole checkpoint in ``folder``, or None, and why newer ones were refused; collective.
 
+    ``before``: step that it must not have done.
     Every rank compares the digests of its share of the files.  CheckpointError on all ranks: the
     folder cannot be read.
     """
 
     def names() -> list[str]:
         try:
-            return [path.name for path in numbered(folder).values()]
+            return [path.name for step, path in numbered(folder).items() if step < before]
         except OSError as error:
             raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from error
 

@@ -1,6 +1,7 @@
 """Save a run's progress as checkpoints, and go on from the newest."""
 
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,16 +40,17 @@ def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, f
     return before
 
 
-def resume(parts: "Parts", *, allow_changes: bool = False) -> Resumed | None:
+def resume(parts: "Parts", *, allow_changes: bool = False, before: float = inf) -> Resumed | None:
     """Restore the newest complete checkpoint in ``run.dir``, if there is one; collective.
 
-    ``allow_changes``: accept the checkpoint of another job, as far as it fits.
+    ``allow_changes``: accept the checkpoint of another job, as far as it fits; ``before``: step
+    that it must not have done.
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
         ConfigError, DataError: on all ranks: the program's own scheduler or sampler fails.
     """
-    checkpoint, refused = extras.newest(checkpoints(parts.config), parts.comm)
+    checkpoint, refused = extras.newest(checkpoints(parts.config), parts.comm, before)
     if checkpoint is None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")

@@ -107,6 +107,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.epoch,
             parts.seen,
             [*parts.prox] if parts.steps_done else [],
+            *(parts.spikes.kept if parts.spikes else ()),
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -158,7 +159,8 @@ def restore(
             return None
         if values.shape != shape:
             raise CheckpointError(
-                f"{checkpoint.folder}: {name} has shape {values.shape}, and the model's is {shape}"
+                f"{checkpoint.folder}: {name} has shape {values.shape}, the model's is {shape}; "
+                "set the model as it was, or train another one in another run.dir"
             )
         return values
 
@@ -201,6 +203,8 @@ def restore(
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
     parts.prox = progress.prox or parts.prox
+    if parts.spikes:
+        parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

@@ -257,6 +257,12 @@ class Writer:
         for path in reversed(there):
             path.rename(earlier / path.name)
 
+    @_on_rank_0
+    def drop(self, after: int) -> None:
+        """Removes the checkpoints of later steps than ``after``, which come again."""
+        self._whole = {step for step in self._whole if step <= after}
+        self._remove(path for step, path in numbered(self.folder).items() if step > after)
+
     def _make_folder(self) -> None:
         if self.folder.is_symlink() and not self.folder.exists():
             why = f"{self.folder.readlink()} is not there, to which it is a link; make that folder"

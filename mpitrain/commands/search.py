@@ -30,6 +30,8 @@ def add(commands: "Commands") -> None:
     parser.add_argument("-o", "--output", type=file, help="file for the first one's keys, in TOML")
     text = "train the first K layouts for some steps with mpiexec, and put the fastest one first"
     parser.add_argument("--time", type=positive, metavar="K", help=text)
+    text = "choose a layout for each layer, too, beside the best one for all, without a pipeline"
+    parser.add_argument("--by-layer", action="store_true", help=text)
     parser.set_defaults(act=run)
 
 
@@ -65,6 +67,12 @@ def run(options: argparse.Namespace) -> None:
     print("\n".join([*table(rows, sought.batch), *refused]))
     count, all_ = sought.priced[True], sought.priced[False]
     print(f"priced: {count} of {all_} layouts; the others take longer or are refused")
+    if options.by_layer:
+        from mpitrain.search.by_layer import by_layer
+
+        chosen = by_layer(sought, refusal(config))
+        names = [layer.name for layer in sought.layers]
+        print("\n".join(chosen.lines(names)) if chosen else "\nby layer: nothing fits")
     if options.time:
         found = _timed(found[: options.time], options)
     tables = _tables(config, found[0])

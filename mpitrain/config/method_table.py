@@ -257,6 +257,8 @@ _NUMBERS = (
     Method("bfloat16", "compute = 'bfloat16'", {"run.compute": "bfloat16"}, (),
            {ONE_TYPE: "has two"}, _is("run", "compute", "bfloat16")),
     Method("skip", "on_nonfinite = 'skip'", {"run.on_nonfinite": "skip"}, (SKIPPING,)),
+    Method("spikes", "on_spike", {"run.on_spike": "skip", "checkpoint.every": 5},
+           (SKIPPING, FORWARD)),
     Method("cuda", "a GPU", {"run.device": "cuda"}, (), {HOST: "has them in its own memory"},
            _is("run", "device", "cuda")),
     Method("check-every", "check_every", {"run.check_every": 5}, (REPLICAS,)),

@@ -44,6 +44,15 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale_window: steps without an overflow after which the loss scale is doubled.
         on_nonfinite: reaction of all ranks to a loss or a gradient that is not finite: ``stop``, or
             ``skip`` the update.
+        on_spike: what all ranks do after a loss that is not finite, or is far above those before:
+            ``go_on``, with ``on_nonfinite``; else they go back to the newest checkpoint before it,
+            and ``repeat`` the same batches, or ``skip`` those of the spike, or ``skip_all`` since
+            the checkpoint.  Batches that are left out count as steps, and change nothing.
+        spike_factor: a loss above this many times the median of the ``spike_window`` losses before
+            it is far above them.
+        spike_window: losses of the median, of which there is none before.
+        spike_steps: losses far above in a row that are a spike; no checkpoint is written meanwhile.
+        spike_times: times that a run goes back; the next spike ends it.
         dir: folder for metrics and checkpoints of one job at a time; an earlier run's metrics are
             replaced, its trace is removed, and its checkpoints are moved to
             ``checkpoints/earlier``, unless it is resumed.  When a job file leaves it out: the
@@ -73,6 +82,11 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     loss_scale: Annotated[Positive, ReadBy("compute", "float16")] = 65536.0
     loss_scale_window: Annotated[Count, ReadBy("compute", "float16")] = 2000
     on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_spike: Literal["go_on", "repeat", "skip", "skip_all"] = "go_on"
+    spike_factor: Annotated[float, Meta(gt=1), ReadBy("on_spike")] = 3.0
+    spike_window: Annotated[Count, ReadBy("on_spike")] = 32
+    spike_steps: Annotated[Count, ReadBy("on_spike")] = 1
+    spike_times: Annotated[Count, ReadBy("on_spike")] = 3
     dir: str = "runs/unnamed"
     shadow: Annotated[int, Meta(ge=0)] = 8
     log_every: Count = 10
@@ -348,8 +362,11 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         sequence: tensor ranks share the positions of what lies between their layers too.
         zero: ZeRO level, which says what the replicas share among them: 1 the optimiser state, 2
             gradients too, 3 parameters too.
+        prefetch: gather the parameters of the next layer while a layer is computed, forward and
+            backward; the numbers are the same, and two layers are whole at a time, not one.
         node_shared: parameters and optimiser state once per node, in shared memory.
-        offload: folder for the optimiser state, which is then mapped from files there.
+        offload: folder for the optimiser state, and with ``zero = 3`` for the shards of parameters
+            and gradients, which are then mapped from files there.
         recompute: compute activations again in the backward pass instead of keeping them.
         algorithm: algorithm that sums the gradients, by its name in ``python -m collectives list``
             or as the program registered it (``collectives.register``); ``native`` is the MPI
@@ -384,6 +401,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     attention: Annotated[Literal["zigzag", "ring", "ulysses"], ReadBy("context")] = "zigzag"
     sequence: bool = False
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
+    prefetch: Annotated[bool, ReadBy("zero", 3)] = True
     node_shared: bool = False
     offload: str = ""
     recompute: bool = False
@@ -403,12 +421,15 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
         background: write while training goes on.
         best: value by which the checkpoint of the best test is kept, too, as ``best-00001200``:
             ``loss`` or a metric, as for ``evaluate.watch``.  Empty: none is kept.
+        mtbf: mean hours between failures of the job, by which the summary advises on ``every``
+            (Young 1974); 0: no advice.
     """
 
     every: Annotated[int, Meta(ge=0)] = 0
     keep: Count = 2
     background: bool = True
     best: str = ""
+    mtbf: NonNegative = 0.0
 
 
 class Own(Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,6 +38,11 @@ def faults(job: Tables) -> Faults:
             yield place, why
     if not job.run.dir:
         yield "run.dir", "is empty; name a folder, or leave it out"
+    if job.run.on_spike != "go_on" and not job.checkpoint.every:
+        yield (
+            "run.on_spike",
+            "goes back to checkpoints, and checkpoint.every = 0 writes none; set it",
+        )
     yield from _layout(job)
     yield from _model(job)
     yield from _rates(job)

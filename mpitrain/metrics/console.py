@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from mpitrain.metrics.records import (
+    Back,
     Epoch,
     Record,
     Resumed,
@@ -65,7 +66,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         say(str(record))
-                case Epoch() | Summary():
+                case Epoch() | Summary() | Back():
                     say(str(record))
                 case Skipped():
                     say(

@@ -1,6 +1,7 @@
 """Records of a run's report; ``event`` names the kind of a line in the file."""
 
 from collections.abc import Callable
+from math import sqrt
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -255,6 +256,29 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
     notes: list[str] = []
 
 
+class Back(Struct, frozen=True, tag="back", tag_field="event"):
+    """All ranks went back to a checkpoint after a spike of the loss; its steps come again.
+
+    Attributes:
+        step: last step of the checkpoint.
+        spike: last step of the spike.
+        why: the loss that ended it.
+        left_out: later steps whose batches change nothing, and which have no record.
+        times: times that the run went back so far.
+    """
+
+    step: int
+    spike: int
+    why: str
+    left_out: list[int]
+    times: int
+
+    def __str__(self) -> str:
+        steps = ", ".join(map(str, self.left_out))
+        without = f" without {counted(len(self.left_out), 'step')} ({steps})" if steps else ""
+        return f"back to step {self.step}{without}, time {self.times}: {self.why}"
+
+
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
     """A test after a pass over the training samples.
 
@@ -310,6 +334,8 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         tested: whether there were samples to test on.
         sent_bytes, shared_bytes: mean of a step.
         dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
+        step_s, save_s: seconds of a step, and of writing a checkpoint, mean over those of the run.
+        mtbf: ``checkpoint.mtbf``.
     """
 
     test_loss: float
@@ -326,6 +352,9 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     shared_bytes: float = 0.0
     dense_bytes: float = 0.0
     tested: bool = True
+    step_s: float = 0.0
+    save_s: float = 0.0
+    mtbf: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -335,7 +364,22 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
             f"{tested}, {counted(self.ranks, 'rank')}, "
             f"gradients {summed(self.algorithm, self.reason)}, {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
-            f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"
+            f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}{self._saved()}"
+        )
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one checkpoint to the next that lose least (Young 1974)."""
+        return sqrt(2 * self.save_s * 3600 * self.mtbf)
+
+    def _saved(self) -> str:
+        """The interval between checkpoints, if the time between failures is known."""
+        if not (self.interval and self.step_s):
+            return ""
+        every = max(1, round(self.interval / self.step_s))
+        return (
+            f"; a checkpoint takes {self.save_s:.2g} s: with a failure in {self.mtbf:g} h, "
+            f"checkpoint.every = {every}, or {digits(self.interval)} s, loses least"
         )
 
     def _exchanged(self) -> str:
@@ -347,5 +391,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
 
 
-Record = Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
+Record = (
+    Start | Step | Round | Skipped | Straggler | Epoch | Saved | Resumed | Back | Times | Summary
+)
 Write = Callable[[Record], None]

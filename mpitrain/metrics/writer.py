@@ -11,7 +11,7 @@ import msgspec
 from collectives.files import read_regular
 from mpitrain import extras
 from mpitrain.files import begin, being_written, is_at
-from mpitrain.metrics.records import Epoch, Record, Step, Write
+from mpitrain.metrics.records import Back, Epoch, Record, Step, Write
 
 
 class ReportError(RuntimeError):
@@ -44,13 +44,20 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
 
 
 def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
-    """Lines before the first of a later step, or before the first that is no record."""
-    data, step = read_regular(path), 0
+    """Lines before the first of a later step, or before the first that is no record.
+
+    Where a run went back to ``done`` or before, those of the steps that came again are the later
+    ones.
+    """
+    data, step, found = read_regular(path), 0, []
     with suppress(ValueError):
-        for line, record in extras.lines(path, data):
+        found.extend(extras.lines(path, data))
+    backs = [n for n, (_, one) in enumerate(found) if isinstance(one, Back) and one.step <= done]
+    for number, (line, record) in enumerate(found):
+        if number >= max(backs, default=0):
             step = max(step, getattr(record, "step", step))  # a checkpoint of an earlier one
             if record is None or step > done:
                 return
             if tests_again and step == done and isinstance(record, Epoch):
                 return
-            yield line
+        yield line

@@ -60,8 +60,12 @@ def zero_others(tensors: Parameters, known: Set[str]) -> None:
 class Weights(Protocol):
     """Parameters for a forward or backward pass."""
 
-    def take(self, layer: int) -> Parameters:
-        """The parameters of a layer, until they are released."""
+    def take(self, layer: int, following: Sequence[int] = ()) -> Parameters:
+        """The parameters of a layer, until they are released.
+
+        ``following``: the layers that are taken after it, in order; what the next one needs may be
+        on its way meanwhile.
+        """
 
     def release(self, layer: int) -> None:
         """End the use of a layer's parameters."""
@@ -76,12 +80,14 @@ class Reduction:
         summation: way of summing the gradients of a bucket.
         bucket_bytes: least size of a bucket.
         overlap: whether sums start while layers below are still to be computed.
+        prefetch: whether parameters are gathered during the pass through the layer before.
     """
 
     groups: Mapping[str, Communicator]
     summation: Summation
     bucket_bytes: int = 25 * 2**20
     overlap: bool = True
+    prefetch: bool = True
 
 
 class Store(ABC):
@@ -120,12 +126,15 @@ class Store(ABC):
         self.reason = "one replica"
         self._gathers: list[AnyPlan] = []
 
-    def take(self, layer: int) -> Parameters:
-        """The parameters of a layer, until they are released."""
+    def take(self, layer: int, following: Sequence[int] = ()) -> Parameters:
+        """As :meth:`Weights.take`."""
         return self.views[layer]
 
     def release(self, layer: int) -> None:  # noqa: B027
         """End the use of a layer's parameters."""
+
+    def offload(self, allocate: Allocate) -> None:  # noqa: B027
+        """Keep shards of parameters, and their gradients, where ``allocate`` puts them."""
 
     def reset(self) -> None:
         """Begin a step, in which the first gradients replace those of the step before."""

@@ -7,7 +7,10 @@
 | 3     | shard           | shard     | shard      | the same, all-gather 2 s a micro-batch      |
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.parallel.arena import COPIES, DATA, SPREAD, SUMMED, Arena, Bucket
@@ -121,6 +124,7 @@ class ShardedGradients(ScatteredGradients):
 class ShardedParameters(ScatteredGradients):
     """ZeRO-3: a layer's parameters are gathered for a pass through it, and freed after it.
 
+    The gather of the next layer is started before that pass, so that two layers are whole at most.
     Tensors of several pipeline stages stay whole: the stages do not pass through them together.
     """
 
@@ -132,6 +136,8 @@ class ShardedParameters(ScatteredGradients):
         self.algorithm = "reduce_scatter and allgather"
         self.reason = "of a layer at a time"
         self._whole: dict[Bucket, tuple[Array, int]] = {}
+        #: Buckets that are on their way.
+        self._coming: dict[Bucket, tuple[Array, Any]] = {}
         for bucket in self.buckets:
             values = array_namespace(initial).array(initial[bucket.start : bucket.stop])
             own = self.own(bucket)
@@ -143,37 +149,55 @@ class ShardedParameters(ScatteredGradients):
                 self.gather_at_publish(bucket, values)
             gradients = array_namespace(initial).zeros_like(shard)
             self.pieces.append(Piece(own.start, shard, gradients, bucket.group))
-        self._by_layer = [
-            [(b, p) for b, p in zip(self.buckets, self.pieces) if layer in b.layers]
-            for layer in range(1 + max((max(b.layers) for b in self.buckets), default=-1))
-        ]
+        #: Buckets of each layer, with the numbers of their pieces.
+        self._by_layer: dict[int, list[tuple[Bucket, int]]] = {}
+        for number, own_bucket in enumerate(self.buckets):
+            for layer in own_bucket.layers:
+                self._by_layer.setdefault(layer, []).append((own_bucket, number))
 
-    def take(self, layer: int) -> Parameters:
+    def offload(self, allocate: Allocate) -> None:
+        for number, piece in enumerate(self.pieces):
+            if piece.group in _OF_A_STAGE:
+                arrays = piece.parameters, piece.gradients
+                parameters, gradients = (_copy(array, allocate) for array in arrays)
+                self.pieces[number] = replace(piece, parameters=parameters, gradients=gradients)
+
+    def take(self, layer: int, following: Sequence[int] = ()) -> Parameters:
         parameters: dict[str, Array] = {}
-        for bucket, piece in self._by_layer[layer] if layer < len(self._by_layer) else ():
-            flat, users = self._whole.get(bucket, (None, 0))
-            if flat is None:
-                flat = self._gather(bucket, piece)
+        for bucket, number in self._by_layer.get(layer, ()):
+            flat, users = self._whole.get(bucket) or (self._arrived(bucket, number), 0)
             self._whole[bucket] = (flat, users + 1)
             parameters |= self.arena.within(layer, bucket, flat)
+        if self.reduction.prefetch:
+            coming = next((self._by_layer[one] for one in following if one in self._by_layer), [])
+            for bucket, number in coming:
+                if bucket not in self._whole and bucket not in self._coming:
+                    with self._in_flight.timed():
+                        self._coming[bucket] = self._gather(bucket, number, is_ahead=True)
         return parameters
 
     def release(self, layer: int) -> None:
-        for bucket, _ in self._by_layer[layer] if layer < len(self._by_layer) else ():
+        for bucket, _ in self._by_layer.get(layer, ()):
             flat, users = self._whole.pop(bucket)
             if users > 1:
                 self._whole[bucket] = (flat, users - 1)
 
-    def _gather(self, bucket: Bucket, piece: Piece) -> Array:
+    def _arrived(self, bucket: Bucket, number: int) -> Array:
         with self._in_flight.timed():
-            shard = piece.parameters
-            flat = array_namespace(shard).empty(bucket.stop - bucket.start, shard.dtype)
-            comm, counts = self.comm(bucket), self.counts(bucket)
-            if len(set(counts)) == 1:  # a call of equal blocks is parsed once
-                comm.Allgather(shard, flat)
-            else:
-                comm.Allgatherv(shard, [flat, counts])
+            if bucket not in self._coming:
+                return self._gather(bucket, number)[0]
+            flat, plan = self._coming.pop(bucket)
+            plan.Wait()
         return flat
+
+    def _gather(self, bucket: Bucket, number: int, *, is_ahead: bool = False) -> tuple[Array, Any]:
+        """A bucket's parameters, and the plan that completes them, if they are gathered ahead."""
+        shard = self.pieces[number].parameters
+        comm, counts = self.comm(bucket), self.counts(bucket)
+        flat = array_namespace(shard).empty(bucket.stop - bucket.start, shard.dtype)
+        if len(set(counts)) == 1:  # a call of equal blocks is parsed once
+            return flat, (comm.Iallgather if is_ahead else comm.Allgather)(shard, flat)
+        return flat, (comm.Iallgatherv if is_ahead else comm.Allgatherv)(shard, [flat, counts])
 
 
 def _add(total: Array, shard: Array, its_sum: Sum) -> None:

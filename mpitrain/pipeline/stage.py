@@ -24,6 +24,7 @@ class Stage:
         """``first``: index of the first layer in the store; ``names``: names in the model;
         ``leading``: see :class:`~mpitrain.nn.context.Context`."""
         self.layers = tuple(enumerate(layers, first))
+        self._first, self._stop = first, first + len(layers)
         self.names = list(names or map(str, range(first, first + len(layers))))
         self._leading = leading
 
@@ -31,7 +32,9 @@ class Stage:
         """Return ``(y, saved)`` for a micro-batch."""
         saved = []
         for name, (index, layer) in zip(self.names, self.layers, strict=True):
-            x, memory = go_forward(layer, name, weights.take(index), x, context)
+            own = weights.take(index, range(index + 1, self._stop))
+            x, memory = go_forward(layer, name, own, x, context)
+            del own  # else it would stay beside the next two layers' parameters
             weights.release(index)
             saved.append(memory)
         return x, saved
@@ -46,7 +49,7 @@ class Stage:
         kept: list[Any] = []
         every = zip(self.names, self.layers, saved, strict=True)
         for name, (index, layer), memory in reversed([*every]):
-            parameters, rest = weights.take(index), None
+            parameters, rest = weights.take(index, self._below(index)), None
             if name not in self._leading:
                 dy, rest = layer.backward(parameters, memory, dy)
             elif parameters:
@@ -55,15 +58,21 @@ class Stage:
                 kept.append(rest)
             else:
                 emit(index, layer.gradients(parameters, rest) if parameters else {})
+            del parameters
             weights.release(index)
         return dy, kept[::-1]
 
     def gradients(self, weights: Weights, kept: Any, emit: Emit) -> None:
         """Give ``emit`` the gradients by parameters that :meth:`backward` left."""
         for (index, layer), rest in zip(reversed(self.layers), reversed(kept), strict=True):
-            parameters = weights.take(index)
+            parameters = weights.take(index, self._below(index))
             emit(index, layer.gradients(parameters, rest) if parameters else {})
+            del parameters
             weights.release(index)
+
+    def _below(self, index: int) -> range:
+        """The layers that a backward pass takes after this one."""
+        return range(index - 1, self._first - 1, -1)
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ Versions are counted in updates; the schedule says which one is due before anyth
 | latest      | latest                            | latest     | for comparison: no gradient    |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +32,7 @@ class FixedWeights:
     def __init__(self, arena: Arena, flat: Array) -> None:
         self._views = arena.views(flat)
 
-    def take(self, layer: int) -> Parameters:
+    def take(self, layer: int, following: Sequence[int] = ()) -> Parameters:
         return self._views[layer]
 
     def release(self, layer: int) -> None:

@@ -16,11 +16,12 @@ class NonFinite(ArithmeticError):
 
     Attributes:
         before: records of the steps before that all ranks know only now.
+        step: number of the last step whose batch had a part in it, counted from 1; 0: not known.
     """
 
-    def __init__(self, text: str, before: Sequence[Step] = ()) -> None:
+    def __init__(self, text: str, before: Sequence[Step] = (), step: int = 0) -> None:
         super().__init__(text)
-        self.before = before
+        self.before, self.step = before, step
 
 
 def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:

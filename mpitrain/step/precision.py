@@ -1,5 +1,6 @@
 """Mixed precision: 16-bit copies of the parameters for layers, and the loss scale."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,26 @@ _LARGEST_SCALE = 2.0**64
 class CastWeights:
     """A store's parameters as layers see them, rounded to another type (Micikevicius et al. 2018).
 
-    Each layer's parameters are rounded once: call :meth:`forget` when they have changed.
+    Each layer's parameters are rounded once, or where ranks have shards of them, for each pass:
+    call :meth:`forget` when they have changed.
     """
 
-    def __init__(self, weights: Weights, dtype: Any) -> None:
-        self._weights = weights
+    def __init__(self, weights: Weights, dtype: Any, *, keeps: bool = True) -> None:
+        """``keeps``: whether rounded parameters stay between passes."""
+        self._weights, self._keeps = weights, keeps
         self._dtype = dtype
         self._cast: dict[int, Parameters] = {}
 
-    def take(self, layer: int) -> Parameters:
+    def take(self, layer: int, following: Sequence[int] = ()) -> Parameters:
         if layer not in self._cast:
-            wide = self._weights.take(layer)
+            wide = self._weights.take(layer, following)
             self._cast[layer] = {name: value.astype(self._dtype) for name, value in wide.items()}
             self._weights.release(layer)
         return self._cast[layer]
 
     def release(self, layer: int) -> None:
-        pass
+        if not self._keeps:
+            del self._cast[layer]
 
     def forget(self) -> None:
         """Drop the rounded parameters, as the parameters have changed."""

@@ -257,6 +257,8 @@ def _add_update(parts: Parts) -> None:
         if is_served:
             grouping = extras.decayed_in_parts(parts, grouping)
         offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
+        if offload:
+            parts.store.offload(offload)
         return Updater(
             parts.store, optimizer, grouping, parts.gradient, offload, optim.average,
             optim.clip_value,
@@ -279,6 +281,8 @@ def _add_pipeline(parts: Parts) -> None:
     parts.purity.examine(parts.passes)
     if parts.data.varies:
         parts.padding = extras.Padding(parts)
+    if run.on_spike != "go_on":
+        parts.spikes = extras.Spikes(run)
     parts.passes.runner()  # the first call is collective
     parts.feed = Feed(parts)
     parts.opened.callback(parts.feed.close)

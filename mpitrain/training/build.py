@@ -66,7 +66,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     p = config.parallel
     # If replicas train by themselves, each gradient belongs to one replica and stays exact.
     how = dense(config) if config.sync.drifts else summation(config, replica)
-    return Reduction(groups, how, p.bucket_bytes, p.overlap)
+    return Reduction(groups, how, p.bucket_bytes, p.overlap, p.prefetch)
 
 
 def compression(table: Compress) -> "CodingOptions":

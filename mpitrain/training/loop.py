@@ -78,7 +78,7 @@ class Loop(ClosedTogether):
             RuntimeError: the loop is closed.
         """
 
-    def steps(self, epoch: int) -> Iterator[Sequence[Record]]:
+    def steps(self, epoch: int) -> Generator[Sequence[Record]]:
         """Take the steps of an epoch that are not done yet; yields the records of each.
 
         Raises:
@@ -93,6 +93,11 @@ class Loop(ClosedTogether):
         done = parts.steps_done
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
+                if parts.spikes and done + 1 in parts.spikes.left_out:
+                    parts.count(done, batch.indices)
+                    done = parts.steps_done
+                    yield []
+                    continue
                 if parts.padding:
                     parts.padding.look(batch.indices[0])
                 if parts.shadows:

@@ -47,6 +47,7 @@ from mpitrain.training.purity import Purity
 
 if TYPE_CHECKING:
     from mpitrain.training.padding import Padding
+    from mpitrain.training.spikes import Spikes
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
@@ -158,6 +159,7 @@ class Parts:
         counting: ranks whose counts divide the gradients *before* these are summed, as they are
             coded, pushed or changed then; ``None``: what counts is known with the step's report, or
             the loss is a mean over all labels.
+        spikes: comparison of losses, if ``run.on_spike`` asks for it.
         padding: check that padding has no part in results; None: samples are alike.
         steps_done: steps since the beginning, skipped ones included.
         epoch, seen: the place in training: the epoch of the next step, and its samples before that.
@@ -197,6 +199,7 @@ class Parts:
     counting: Communicator | None = None
     passes: Passes = field(init=False)
     purity: Purity = field(init=False)
+    spikes: "Spikes | None" = None
     padding: "Padding | None" = None
     feed: Feed = field(init=False)
     account: Account = field(init=False)

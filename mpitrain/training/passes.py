@@ -51,7 +51,9 @@ class Passes:
         self._span, self._device = parts.span, parts.device
         self.state = state
         self.dtype = compute_type(config.run.compute, config.run.dtype)
-        self._cast = CastWeights(store, self.dtype) if config.run.compute != "same" else None
+        self._cast = None
+        if config.run.compute != "same":
+            self._cast = CastWeights(store, self.dtype, keeps=config.parallel.zero < 3)
         self.weights: Weights = self._cast or store
         self._schedule = parts.partition.schedule
         every = parts.partition.of_stage(0)[0]  # others hand their gradient on

@@ -95,7 +95,7 @@ class SynchronousLoop(Loop):
         # Try a smaller scale even if samples are not finite: the program's loss may ignore them.
         may_help = scale.value > 1.0 and not agreed.nothing_counts
         if parts.config.run.on_nonfinite == "stop" and not may_help:
-            raise NonFinite(nonfinite(number, culprits, data))
+            raise NonFinite(nonfinite(number, culprits, data), step=number)
         scale.overflowed()
         return Skipped(number, data or culprits, scale.value, parts.account.synced(number))
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from mpitrain.config import Config, ConfigError, Optim, Run
 from mpitrain.metrics import recorder
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Epoch, Resumed, Saved, Skipped, Start, Step, Summary
+from mpitrain.metrics.records import Back, Epoch, Resumed, Saved, Skipped, Start, Step, Summary
 from mpitrain.metrics.sinks import PACKAGES, SINKS, expect
 from mpitrain.metrics.writer import ReportError, json_lines
 
@@ -300,6 +300,26 @@ def test_a_run_does_not_wait_for_a_fifo(tmp_path, name):
     with json_lines(path, STEP.step) as write:
         write(STEP)
     assert len(read_records(path).records) == 2
+
+
+def test_a_resumed_run_keeps_the_steps_that_were_taken_last(tmp_path):
+    """Steps 1 to 6, back to 2, 3 to 8; on from step 4, and from step 1."""
+    path, back = tmp_path / "metrics.jsonl", Back(2, 6, "high", [5], 1)
+    with json_lines(path) as write:
+        for record in (*range(1, 7), back, *range(3, 9)):
+            write(record if record is back else replace(STEP, step=record))
+    with json_lines(path, 4):
+        told = [record.step for record in read_records(path).records]
+    assert told == [1, 2, 3, 4, 5, 6, 2, 3, 4]
+    with json_lines(path, 1):
+        assert [record.step for record in read_records(path).records] == [1]
+
+
+def test_a_summary_advises_on_checkpoints():
+    """By Young: sqrt(2 * 2 s * 1 h) is 120 s, or 60 steps of 2 s."""
+    summary = Summary(0.5, 2, "ring", "asked", 1e3, 0.25, step_s=2.0, save_s=2.0, mtbf=1.0)
+    assert "with a failure in 1 h, checkpoint.every = 60, or 120 s, loses least" in str(summary)
+    assert "loses least" not in str(replace(summary, mtbf=0.0))
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

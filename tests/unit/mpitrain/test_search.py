@@ -3,7 +3,7 @@
 import os
 import signal
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.parallel.grid import Layout
 from mpitrain.search.axes import Axes
+from mpitrain.search.by_layer import cheapest
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
 from mpitrain.search.job import _step_seconds, load_job, with_layout
@@ -396,3 +397,31 @@ def test_context_ranks_talk_as_often_as_their_attention_does():
     assert passes("ulysses", 4, inside=one) == (2 * 3, 2 * 3)
     assert passes("zigzag", 4, inside=byte) == (10 * 3 / 4, 2 * 10 * 3 / 4)
     assert passes("ulysses", 4, inside=byte) == (2 * 10 * 3 / 16, 2 * 10 * 3 / 16)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_choice_by_layer_is_the_cheapest_of_all(seed):
+    rng = np.random.default_rng(seed)
+    layers, layouts = int(rng.integers(1, 8)), int(rng.integers(1, 4))
+    seconds, memory = rng.integers(1, 9, (2, layers, layouts)).astype(float)
+    moves = rng.integers(0, 4, (layers, layouts, layouts)).astype(float)
+    limit = float(rng.choice([np.inf, 4 * layers, 1]))
+
+    def cost(path):
+        between = sum(moves[n, a, b] for n, (a, b) in enumerate(pairwise(path)))
+        return seconds[range(layers), path].sum() + between
+
+    every = map(list, product(range(layouts), repeat=layers))
+    fitting = [path for path in every if memory[range(layers), path].sum() <= limit]
+    total, path = cheapest(seconds, moves.__getitem__, memory, limit)
+    assert total == min(map(cost, fitting), default=np.inf)
+    assert (path in fitting and cost(path) == total) if fitting else not path
+
+
+def test_a_layer_of_many_weights_and_one_of_many_operations_get_layouts_of_their_own(capsys):
+    search = ["search", "vgg", "-n", "4", "--flops", "1e12", "--nodes", "4", "--by-layer"]
+    main([*search, "--network", "20,1", "--inside", "1,10"])
+    told = capsys.readouterr().out.partition("\nby layer: ")[2].splitlines()
+    both, alone = (float(line.split(" ms")[0].split()[-1]) for line in (told[0], told[-4]))
+    print(told)
+    assert both < alone

@@ -70,7 +70,7 @@ class Ours:
         """Micro-batches of unequal sizes; a single one where batch norm goes by all samples."""
         return _WHOLE if self._mixes or samples < 2 else [slice(1), slice(1, samples)]
 
-    def take(self, layer: int) -> dict[str, Array]:
+    def take(self, layer: int, following: Sequence[int] = ()) -> dict[str, Array]:
         """The parameters of a layer by its number."""
         name, own = self._stage.names[layer], self._stage.layers[layer][1]
         return {n: as_array(self.values[own.tied.get(n) or f"{name}.{n}"]) for n in own.shapes()}

@@ -1,0 +1,104 @@
+"""Spikes of the loss: all ranks go back to the newest checkpoint, and leave batches out."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.checkpoint.folders import numbered
+from mpitrain.checkpoint.saving import checkpoints
+from mpitrain.config import ConfigError
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Back, Epoch, Step
+from mpitrain.ranks.stop import Stopped
+from mpitrain.run import train
+from mpitrain.start import start
+from mpitrain.step.agreement import NonFinite
+from tests.mpi.mpitrain.layouts import StopsAfter, changed, equal, in_folder, job, whole
+
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+
+RANKS = MPI.COMM_WORLD.size
+SPIKE = {"on_spike": "skip", "spike_window": 4, "checkpoint": {"every": 3, "keep": 3}}
+
+
+def spiked(folder, **keys):
+    parallel = {"zero": 2} if RANKS % 2 else {"pipe": 2}
+    config = in_folder(job("mlp", batch_size=144, micro_batches=2, **parallel), folder)
+    return changed(config, **(SPIKE | keys))
+
+
+def run(comm, config, at=(), value=1e3, left_out=(), stop=None, **how):
+    """Train; the parameters are multiplied by ``value`` just before the steps ``at``."""
+    met = []
+
+    def spoil(parts):
+        number = parts.steps_done + 1
+        if number in at and met.count(number) < (1 if value else 99):
+            met.append(number)
+            for piece in parts.store.pieces:
+                piece.parameters[...] *= value or np.nan
+            parts.refresh()
+
+    flag = StopsAfter(stop) if stop else None
+    with start(comm, config, before_step=spoil, stop=flag) as trainer:
+        if flag:
+            flag.trainer = trainer
+        if left_out:
+            trainer.parts.spikes.left_out = {*left_out}
+        summary = train(trainer, **how)
+        return whole(comm, trainer), summary.test_loss
+
+
+def records(config):
+    return read_records(checkpoints(config).parent / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf], ids=["large", "not finite"])
+def test_a_run_with_a_spike_ends_as_one_that_left_its_batch_out(comm, folder, value):
+    """The spike comes once, behind a checkpoint and a test."""
+    expected = run(comm, spiked(folder / "even"), left_out=[14])
+    config = spiked(folder / "spike")
+    found = run(comm, config, at=[14], value=value)
+    equal(found[0], expected[0])
+    assert found[1] == expected[1]
+    log = records(config)
+    (back,) = log.of(Back)
+    assert (back.step, back.spike, back.left_out, back.times) == (12, 14, [14], 1)
+    steps = [record.step for record in log.of(Step)]
+    assert steps.count(13) == 2 and steps[-1] == 20
+    assert [test.epoch for test in log.of(Epoch)] == [0, 1]
+
+
+@pytest.mark.parametrize(("policy", "left_out"), [("repeat", []), ("skip_all", [13, 14, 15])])
+def test_a_policy_says_which_batches_are_left_out(comm, folder, policy, left_out):
+    """A spike of two steps, in which no checkpoint is written."""
+    keys = {"on_spike": policy, "spike_steps": 2, "spike_factor": 1.5}
+    expected = run(comm, spiked(folder / "even", **keys), left_out=left_out or [99])
+    config = spiked(folder / "spike", **keys)
+    equal(run(comm, config, at=[14], value=30.0)[0], expected[0])
+    (back,) = records(config).of(Back)
+    assert (back.step, back.spike, back.left_out) == (12, 15, left_out)
+
+
+def test_a_run_that_is_stopped_after_it_went_back_leaves_the_same_batches_out(comm, folder):
+    expected = run(comm, spiked(folder / "even"), left_out=[8, 14])
+    config = spiked(folder / "spike")
+    with pytest.raises(Stopped):
+        run(comm, config, at=[8], stop=11)
+    equal(run(comm, config, at=[14], go_on=True)[0], expected[0])
+    assert [back.times for back in records(config).of(Back)] == [1, 2]
+    assert 18 in numbered(checkpoints(config))
+
+
+def test_a_run_goes_back_so_many_times_at_most(comm, folder):
+    config = spiked(folder, on_spike="repeat", spike_times=2)
+    with pytest.raises(NonFinite, match="went back 2 times before"):
+        run(comm, config, at=[8], value=0.0)
+    assert len(records(config).of(Back)) == 2
+
+
+def test_going_back_needs_checkpoints_and_steps_of_all_ranks(folder):
+    with pytest.raises((ConfigError, ValueError), match=r"checkpoint\.every = 0"):
+        spiked(folder, checkpoint={"every": 0})
+    with pytest.raises((ConfigError, ValueError), match="on_spike"):
+        changed(spiked(folder), sync={"kind": "local"}, pipe=1, zero=0)
