@@ -35,7 +35,7 @@ class Delayed(Anchored):
     def __init__(self, workers: Workers, sync: Sync) -> None:
         """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
-        super().__init__(workers, sync, [workers.arena.tensors] * slots)
+        super().__init__(workers, sync, slots)
         self._period, self._delay = sync.period, sync.delay
         self.rounds: deque[int] = deque()
         #: The worker's weights at the beginning of the current period.
