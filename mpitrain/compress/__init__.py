@@ -14,7 +14,7 @@ from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.compress.dgc import DGC
-from mpitrain.compress.integers import Int4, Int8
+from mpitrain.compress.integers import Int8
 from mpitrain.compress.powersgd import PowerSGD
 from mpitrain.compress.qsgd import QSGD, TernGrad
 from mpitrain.compress.randomk import Blocks, RandomK
@@ -28,7 +28,7 @@ AnyCodec = Codec | LinearCodec | Sparse
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
-        BF16, FP16, Int8, Int4, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
+        BF16, FP16, Int8, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
         RandomK, Blocks, PowerSGD, Atomo, Rotated,
     )
 }  # fmt: skip

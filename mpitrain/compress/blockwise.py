@@ -66,19 +66,6 @@ def limit(most: float) -> Array:
     return np.nextafter(largest, np.float32(0))
 
 
-def power_above(scales: Array) -> Array:
-    """Smallest powers of two that are not below ``scales``; 0 stays 0."""
-    mantissas, exponents = np.frexp(scales)
-    exponents = np.minimum(exponents - (mantissas == 0.5), 127)  # the largest of float32
-    return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
-
-
-def power_below(scales: Array) -> Array:
-    """Largest powers of two that are not above ``scales``; 0 stays 0."""
-    exponents = np.frexp(scales)[1] - 1  # from -149 to 127, as of float32
-    return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
-
-
 def ratios(rows: Array, scales: Array, most: float) -> Array:
     """Rows in units of their scales, from -most to most; 0 where the scale is 0."""
     units = np.where(scales > 0, scales, 1).astype(rows.dtype)

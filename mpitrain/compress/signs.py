@@ -1,7 +1,7 @@
 """Signs: a bit a number."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from mpitrain.compress.blockwise import (
     lengths,
     normalised,
     number,
-    power_below,
     read_scales,
     single,
     split,
@@ -28,22 +27,15 @@ class Sign(Named):
     """Signs with one scale a block; the sign of 0 is + (Karimireddy et al. 2019).
 
     Bytes: n/8 + 4 a block.  Biased: with feedback.  The mean of sizes leaves
-    |a|^2 (1 - |a|_1^2 / (n |a|_2^2)), never more than there was.  The root of the mean square
-    (1-bit Adam, Tang et al. 2021) leaves up to 2 |a|^2 of a sparse ``a``, but less over the steps
-    of a steady gradient.
+    |a|^2 (1 - |a|_1^2 / (n |a|_2^2)), never more than there was.
 
     Attributes:
         block: elements with one scale; 0 for all of a message.
-        scale: "mean" or "rms".
-        power: scales are powers of two, rounded down, so that sent and residual parts of dyadic
-            numbers add up exactly.
     """
 
     name: ClassVar[str] = "sign"
     unbiased: ClassVar[bool] = False
     block: int = 0
-    scale: Literal["mean", "rms"] = "mean"
-    power: bool = False
 
     def __post_init__(self) -> None:
         expect_block(self.block, may_be_all=True)
@@ -54,14 +46,8 @@ class Sign(Named):
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         rows = split(x, self.block)
         most, parts = normalised(rows)
-        size = np.abs(parts)
-        if self.scale == "rms":
-            size *= size
-        means = size.sum(1) / lengths(len(x), self.block)
-        scales = single(most[:, 0] * (np.sqrt(means) if self.scale == "rms" else means))
-        if self.power:
-            scales = power_below(scales)
-        write_scales(code, scales)[...] = np.packbits(x >= 0)
+        means = np.abs(parts).sum(1) / lengths(len(x), self.block)
+        write_scales(code, single(most[:, 0] * means))[...] = np.packbits(x >= 0)
 
     def decode(self, code: Bytes, x: Array) -> None:
         scales, bits = read_scales(code, number(len(x), self.block))

@@ -31,6 +31,7 @@ _GONE = {
     "sync.quorum": _QUORUM,
     "sync.behind": _QUORUM,
     "sync.mix": "an exchange of local takes effect at once; leave it out, or set kind = 'delayed'",
+    "sync.fragments": "workers exchange the whole model at once; leave it out",
     "server.correct = 'rate'": _BOUND,
     "server.correct = 'delay'": _BOUND,
     "server.compensation": _BOUND,

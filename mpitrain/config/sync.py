@@ -91,8 +91,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
         outer: optimiser that takes the mean change of the workers in ``local`` for a gradient:
             ``plain``, which gives the average of their weights; ``nesterov:lr=0.7,momentum=0.9`` or
             ``momentum:...``.
-        fragments: parts of the model that ``local`` exchanges one after the other, each once in
-            ``period`` steps.
         state: optimiser state of a worker after an exchange of ``local``: its ``own``, or the one
             that is ``averaged`` over all workers, at the price of its bytes.
         agree: steps of ``local`` and ``delayed`` after which all ranks tell each other of losses,
@@ -110,7 +108,6 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     start: Annotated[Whole, ReadBy("kind", "local", "delayed")] = 0
     delay: Annotated[Whole, ReadBy("kind", "delayed")] = 0
     outer: Annotated[str, ReadBy("kind", "local")] = "plain"
-    fragments: Annotated[Count, ReadBy("kind", "local")] = 1
     state: Annotated[Literal["own", "averaged"], ReadBy("kind", "local")] = "own"
     agree: Annotated[Count, ReadBy("kind", "local", "delayed")] = 1
     correct: Annotated[bool, ReadBy("kind", "delayed")] = True
@@ -123,19 +120,10 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether workers have weights of their own between exchanges."""
         return self.kind in ("local", "delayed")
 
-    @property
-    def offsets(self) -> list[int]:
-        """Steps of a period after which each fragment's exchange starts."""
-        return [(number + 1) * self.period // self.fragments for number in range(self.fragments)]
-
     def exchanges(self, steps: int) -> tuple[int, int]:
         """Exchanges that have taken effect after ``steps`` steps, and the steps since the last."""
         if not self.drifts:
             return steps, 0
-        found, since = min(steps, self.start), max(0, steps - self.start)
-        started = steps - self.start - self.delay
-        for offset in self.offsets:
-            if started >= offset:
-                turns, past = divmod(started - offset, self.period)
-                found, since = found + turns + 1, min(since, past)
-        return found, since
+        since = max(0, steps - self.start)
+        turns, past = divmod(max(0, since - self.delay), self.period)
+        return min(steps, self.start) + turns, past if turns else since

@@ -183,20 +183,10 @@ def _compress(job: Tables) -> Faults:
 
 
 def _sync(job: Tables) -> Faults:
-    s = job.sync
-    if s.kind != "local":
-        return
     try:
-        parse_outer(s.outer)
+        parse_outer(job.sync.outer)
     except ValueError as error:
         yield "sync.outer", str(error)
-    if s.fragments > s.period:
-        yield (
-            "sync.fragments",
-            f"{s.fragments} fragments need as many steps; set period to {s.fragments} or more",
-        )
-    if s.state == "averaged" and s.fragments > 1:
-        yield "sync.state", "averaged goes with the whole model at once; set fragments = 1"
 
 
 def _server(job: Tables) -> Faults:

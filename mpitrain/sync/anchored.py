@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from mpitrain.arrays import Array
 from mpitrain.config import Sync
-from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.summation import Summation
 from mpitrain.sync.exchange import Exchange
 from mpitrain.sync.workers import Workers
@@ -34,19 +33,19 @@ class Anchored(ABC):
         keeps_all: whether exchanges change nothing: there is one worker, and no codec.
         strayed: this rank's part of the squared distance of its worker's weights from the anchor
             before the last exchange, and of the anchor's squared norm.
-        algorithm, reason: how the largest exchange is summed, and why so.
+        algorithm, reason: how an exchange is summed, and why so.
     """
 
-    def __init__(self, workers: Workers, sync: Sync, parts: Sequence[Sequence[Tensor]]) -> None:
-        """Set up an exchange for each of ``parts``, which are tensors; collective."""
+    def __init__(self, workers: Workers, sync: Sync, count: int = 1) -> None:
+        """Set up ``count`` exchanges, which may be under way together; collective."""
         self.workers, self._sync = workers, sync
         self.anchor = workers.parameters.copy()
-        self._all = Exchange(workers, workers.arena.tensors, workers.dense)
-        self.exchanges = [Exchange(workers, tensors, workers.summation()) for tensors in parts]
-        largest = max(self.exchanges, key=lambda one: sum(p.stop - p.start for p in one.parts))
-        self.algorithm, self.reason = largest.algorithm, largest.reason
+        self._all = Exchange(workers, workers.dense)
+        self.exchanges = [Exchange(workers, workers.summation()) for _ in range(count)]
+        first = self.exchanges[0]
+        self.algorithm, self.reason = first.algorithm, first.reason
         self.is_alone = workers.comm.size == 1
-        self.keeps_all = self.is_alone and not largest.summation.acts_alone
+        self.keeps_all = self.is_alone and not first.summation.acts_alone
         self.keepers: Sequence[Summation] = [exchange.summation for exchange in self.exchanges]
         self.shared = {"anchor": self.anchor}
         self.strayed = 0.0, 0.0

@@ -37,7 +37,7 @@ class Delayed(Anchored):
     def __init__(self, workers: Workers, sync: Sync) -> None:
         """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
-        super().__init__(workers, sync, [workers.arena.tensors] * slots)
+        super().__init__(workers, sync, slots)
         self.keeps_all &= sync.correct or not sync.delay
         self._period, self._delay = sync.period, sync.delay
         self.rounds: deque[int] = deque()

@@ -1,6 +1,8 @@
-"""Means of selected tensors over the workers, computed while training goes on."""
+"""Means of all tensors over the workers, computed while training goes on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -8,32 +10,30 @@ from mpi4py import MPI
 
 from collectives import give_way
 from mpitrain.arrays import Array
-from mpitrain.parallel.arena import Bucket, Tensor
+from mpitrain.parallel.arena import Bucket
 from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 from mpitrain.sync.workers import Workers
 
 
 class Exchange:
-    """The mean over the workers of some tensors' elements; can be started any number of times.
+    """The mean over the workers of all elements; can be started any number of times.
 
-    Cost: an all-reduce for each group of tensors, dense or with a codec.
+    Cost: an all-reduce for each run of tensors of one group, dense or with a codec.
 
     Attributes:
-        parts: elements of the arena, one slice for neighbouring tensors of a group.
-        values: flat array in the arena's layout; its ``parts`` have this worker's values, then the
-            mean.  The system gives no memory to the rest, which nobody touches.
+        values: flat array in the arena's layout with this worker's values, then the mean.
         summation: dense or with a codec.  No other exchange shares it, because it may keep
             residuals of these elements.
-        algorithm, reason: how the largest part is summed, and why so.
+        algorithm, reason: how the largest run is summed, and why so.
     """
 
-    def __init__(self, workers: Workers, tensors: Sequence[Tensor], summation: Summation) -> None:
-        """Set up the sums of ``tensors``, in the arena's order; collective over the workers."""
+    def __init__(self, workers: Workers, summation: Summation) -> None:
+        """Set up the sums; collective over the workers."""
         comm = self._comm = workers.comm
         self.summation = summation
         self.values = np.zeros(workers.arena.size, workers.parameters.dtype)
         self.algorithm, self.reason = "none", "a single worker"
-        self._tensors = tensors
+        self._tensors = workers.arena.tensors
         #: Tensors that this worker has never used.  They must stay as they are, but a codec that
         #: cannot code a 0 would change them.
         self._never_used = workers.never_used
@@ -42,32 +42,26 @@ class Exchange:
         self._sums: list[Sum] = []
         self._left: list[Sum] = []
         self._is_under_way = False
-        self.parts: list[slice] = []
-        groups: list[str] = []
-        for tensor in tensors:
-            start = tensor.start
-            if groups and groups[-1] == tensor.group and self.parts[-1].stop == start:
-                start = self.parts.pop().start
-                groups.pop()
-            self.parts.append(slice(start, tensor.stop))
-            groups.append(tensor.group)
-        for part, group in zip(self.parts, groups, strict=True):
+        most = 0
+        for group, run in groupby(self._tensors, attrgetter("group")):
+            tensors = list(run)
+            bucket = Bucket(tensors[0].start, tensors[-1].stop, frozenset(), group)
+            own = self.values[bucket.start : bucket.stop]
             if comm.size > 1 or summation.acts_alone:
-                bucket, own = Bucket(part.start, part.stop, frozenset(), group), self.values[part]
                 views = workers.arena.inside(bucket, own)
                 self._sums.append(summation.bind(Summand(bucket, comm, own, views, own)))
-                if own.size == max(one.stop - one.start for one in self.parts):
+                if own.size >= most:
+                    most = own.size
                     self.algorithm, self.reason = self._sums[-1].algorithm, self._sums[-1].reason
 
     def start(self, step: int) -> None:
         """Start the mean of ``values``; all workers start their exchanges in the same order."""
-        workers, own = self._comm.size, [self.values[part] for part in self.parts]
-        # As with gradients, each worker divides first, so that residuals of codecs add up.
-        for values in own if workers > 1 else ():
-            values /= workers
+        workers = self._comm.size
+        if workers > 1:  # as with gradients, so that residuals of codecs add up
+            self.values /= workers
         self.summation.begin(step, 1.0)
         if self.summation.needs_all:
-            self.summation.prepare(np.concatenate(own), workers)
+            self.summation.prepare(self.values, workers)
         if not isinstance(self.summation, Dense):
             never = self._never_used()
             used = np.array([tensor.name not in never for tensor in self._tensors], np.uint8)

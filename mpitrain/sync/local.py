@@ -2,12 +2,11 @@
 
 Each worker trains by itself for ``period`` steps.  Then the workers average their outer gradients
 ``anchor - weights``, and an outer optimiser moves the anchor by the mean (Stich 2019; Lin et al.
-2020; Douillard et al. 2023).  Fragments of the model may take turns (Douillard et al. 2025).
+2020; Douillard et al. 2023).
 """
 
 import numpy as np
 
-from mpitrain.arrays import Array
 from mpitrain.config import Sync
 from mpitrain.config.sync import parse_outer
 from mpitrain.optim.optimizers import SGD
@@ -17,7 +16,7 @@ from mpitrain.sync.workers import Workers
 
 
 class Local(Anchored):
-    """The workers average their outer gradients, fragment by fragment.
+    """The workers average their outer gradients.
 
     Cost of a period: an all-reduce of the parameters, and of the optimiser's state if that is
     averaged, too.  Memory, in arrays as large as the parameters, in addition to
@@ -25,8 +24,8 @@ class Local(Anchored):
     """
 
     def __init__(self, workers: Workers, sync: Sync) -> None:
-        """Set up the exchanges; collective; there are at most as many fragments as layers."""
-        super().__init__(workers, sync, workers.fragments(sync.fragments))
+        """Set up the exchange; collective."""
+        super().__init__(workers, sync)
         name, options = parse_outer(sync.outer)
         #: Optimiser of the anchor; None: the anchor moves to the average of the workers' weights.
         self._outer = (
@@ -39,35 +38,25 @@ class Local(Anchored):
             self.shared["outer_velocity"] = self._velocity
 
     def _after(self, done: int) -> None:
-        pairs, period = zip(self.exchanges, self._sync.offsets, strict=True), self._sync.period
-        starting = [one for one, offset in pairs if done > 0 and (done - offset) % period == 0]
-        weights, anchors = self.workers.parameters, self.anchor
-        if self.keeps_all and self._outer is None:
-            for part in [part for one in starting for part in one.parts]:
-                anchors[part] = weights[part]  # in floating point x - (x - w) is not w
+        if done % self._sync.period:
             return
-        if starting:
-            self._look()
-        for exchange in starting:
-            for part in exchange.parts:
-                np.subtract(anchors[part], weights[part], out=exchange.values[part])
-            exchange.start(self._sync.start + done - 1)
-        for exchange in starting:
-            self._wait(exchange)
-            for part in exchange.parts:
-                self._move(anchors[part], exchange.values[part], self._velocity[part])
-                weights[part] = anchors[part]
-            if self._sync.state == "averaged":
-                self._average_state()
-
-    def _move(self, anchor: Array, mean: Array, velocity: Array) -> None:
-        """Move a part of the anchor by the mean outer gradient."""
+        weights, anchor, (exchange,) = self.workers.parameters, self.anchor, self.exchanges
+        if self.keeps_all and self._outer is None:
+            anchor[...] = weights  # in floating point x - (x - w) is not w
+            return
+        self._look()
+        np.subtract(anchor, weights, out=exchange.values)
+        exchange.start(self._sync.start + done - 1)
+        self._wait(exchange)
         if self._outer is None:
-            anchor -= mean
+            anchor -= exchange.values
         else:
-            state = {"velocity": velocity}
-            way = self._outer.prepare(anchor, mean, state, 1)
+            state = {"velocity": self._velocity}
+            way = self._outer.prepare(anchor, exchange.values, state, 1)
             self._outer.apply(anchor, way, state, self._rate)
+        weights[...] = anchor
+        if self._sync.state == "averaged":
+            self._average_state()
 
     def _average_state(self) -> None:
         # The moving average follows the weights, not the gradients.

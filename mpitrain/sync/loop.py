@@ -17,12 +17,11 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
-from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Record, Skipped, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.step.agreement import NOTHING_COUNTS, Agreed, NonFinite, StepReport, named, nonfinite
 from mpitrain.sync.anchored import Anchored
-from mpitrain.sync.workers import Workers, layer_numbers
+from mpitrain.sync.workers import Workers
 from mpitrain.training import build
 from mpitrain.training.account import Taken
 from mpitrain.training.batches import MicroBatches
@@ -51,11 +50,7 @@ class DriftingLoop(SynchronousLoop):
     """Each worker updates its own weights by its own gradient, and exchanges them now and then."""
 
     def __init__(self, parts: Parts) -> None:
-        """Make the strategy that [sync] names; collective.
-
-        Raises:
-            ConfigError: on all ranks: the layers are too few for the fragments.
-        """
+        """Make the strategy that [sync] names; collective."""
         super().__init__(parts)
         self.gradients, self._every = parts.grid.data.size, parts.config.sync.agree
         self._strategy = parts.strategy = strategy_of(parts)
@@ -164,17 +159,12 @@ class DriftingLoop(SynchronousLoop):
 
 
 def strategy_of(parts: Parts) -> Anchored:
-    """The strategy that [sync] names; collective.
-
-    ConfigError: the layers are too few for the fragments.
-    """
+    """The strategy that [sync] names; collective."""
     config, updater, replica = parts.config, parts.updater, parts.grid.data.rank
     store = cast(Replicated, parts.store)  # the configuration has refused other ones
     workers = Workers(
         comm=parts.grid.data,
         arena=parts.arena,
-        layer_of=layer_numbers(parts.model),
-        layers=len(parts.model.layers),
         parameters=store.parameters,
         gradients=store.gradients,
         pieces=store.pieces,
@@ -184,13 +174,7 @@ def strategy_of(parts: Parts) -> Anchored:
         dense=build.dense(config),
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),
     )
-    s = config.sync
-    if s.fragments > workers.layers:
-        raise ConfigError(
-            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
-            "fragments"
-        )
-    found: Anchored = getattr(extras, s.kind.title())(workers, s)
+    found: Anchored = getattr(extras, config.sync.kind.title())(workers, config.sync)
     store.algorithm, store.reason, store.beside = found.algorithm, found.reason, found.progress
     parts.opened.callback(found.close)
     return found

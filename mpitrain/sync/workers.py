@@ -7,8 +7,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arrays import Array
-from mpitrain.models import SequentialModel
-from mpitrain.parallel.arena import Arena, Tensor
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense, Summation
 
@@ -20,8 +19,6 @@ class Workers:
     Attributes:
         comm: peers, one rank of each worker, in the order of workers.
         arena: layout of the flat arrays.
-        layer_of: number of the first layer in the whole model that has a tensor, by its name.
-        layers: number of layers of the whole model.
         parameters, gradients: flat arrays of this worker, shape (arena.size,).
         pieces: pieces of these arrays that are updated; they share the memory.
         state: optimiser state of each piece, by slot.
@@ -33,8 +30,6 @@ class Workers:
 
     comm: Communicator
     arena: Arena
-    layer_of: Mapping[str, int]
-    layers: int
     parameters: Array
     gradients: Array
     pieces: Sequence[Piece]
@@ -44,25 +39,6 @@ class Workers:
     dense: Dense
     never_used: Callable[[], Set[str]] = frozenset
 
-    def fragments(self, count: int) -> list[list[Tensor]]:
-        """The tensors of consecutive layers of the whole model, for each of ``count`` fragments.
-
-        On a stage of a pipeline, each fragment holds only the tensors of that stage.
-        """
-        found: list[list[Tensor]] = [[] for _ in range(count)]
-        for tensor in self.arena.tensors:
-            found[self.layer_of[tensor.name] * count // self.layers].append(tensor)
-        return found
-
     def squares(self, flat: Array) -> float:
         """Sum of the squares of the elements that this rank counts."""
         return float(sum(np.square(flat[part], dtype=float).sum() for part in self.counted))
-
-
-def layer_numbers(model: SequentialModel) -> dict[str, int]:
-    """Number of the first layer of the model that has a tensor, by the tensor's name."""
-    found: dict[str, int] = {}
-    for number, (name, layer) in enumerate(model.layers.items()):
-        for own in layer.shapes():
-            found.setdefault(layer.tied.get(own, f"{name}.{own}"), number)
-    return found

@@ -135,11 +135,6 @@ def partition_of(config: Config, model: SequentialModel, grid: Layout) -> Partit
                 f"parallel.partition: {list(wanted)} is {sum(wanted)} layers, and the model has "
                 f"{len(names)}: {', '.join(names)}"
             )
-        if len(wanted) != parts:
-            raise ConfigError(
-                f"parallel.partition: {len(wanted)} numbers for {stages} stages of "
-                f"{parts // stages} chunks"
-            )
         sizes = list(wanted)
     elif wanted == "auto":
         widths = [grid.replicas[found.placement(stages, part)] for part in range(parts)]

@@ -56,7 +56,7 @@ LAYOUTS = {
     "8: experts x context, asynchronous": [*STALE, "parallel.context=2"],
     "data, reading ahead": ["data.workers=2"],
     "codes": ["compress.codec=topk:keep=0.1"],
-    "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov", "sync.fragments=2"],
+    "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov"],
     "delayed": ["sync.kind=delayed", "sync.period=2", "sync.delay=3"],
     "servers": ["server.ranks=1", "server.bound=0"],
     "clients": [

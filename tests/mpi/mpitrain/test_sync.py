@@ -48,7 +48,6 @@ KINDS = {
     "local": Sync(kind="local", period=3),
     "post-local": Sync(kind="local", period=3, start=2),
     "diloco": Sync(kind="local", period=4, outer="nesterov:lr=0.7,momentum=0.9"),
-    "fragments": Sync(kind="local", period=4, outer="nesterov", fragments=3),
     "delayed": Sync(kind="delayed", period=2, delay=3),
     "delayed, later": Sync(kind="delayed", period=1, delay=4, start=1),
 }
@@ -57,7 +56,7 @@ UNCORRECTED = Sync(kind="delayed", period=2, delay=3, correct=False, split="diri
 
 SLOW = pytest.mark.slow
 #: All of them, most marked slow.
-ONE_QUICK = [pytest.param(kind, marks=() if kind == "fragments" else SLOW) for kind in KINDS]
+ONE_QUICK = [pytest.param(kind, marks=() if kind == "diloco" else SLOW) for kind in KINDS]
 FEW_QUICK = [
     pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
 ]
@@ -128,13 +127,7 @@ def simulated(config, workers, steps, sampler=None):
     with Communicator(MPI.COMM_SELF) as one:
         everyone = [Alone(one, config) for _ in range(workers)]
         trainer = everyone[0].trainer
-        layers = list(trainer.parts.model.layers)
-        fragment = {name: i * sync.fragments // len(layers) for i, name in enumerate(layers)}
-        tensors = trainer.parts.arena.tensors
-        numbers = [fragment[tensor.name.partition(".")[0]] for tensor in tensors]
-        owners = np.repeat(numbers, [tensor.stop - tensor.start for tensor in tensors])
-        parts = [owners == number for number in range(sync.fragments)]
-        averaging = Averaging(sync, parts, [w.weights for w in everyone])
+        averaging = Averaging(sync, [w.weights for w in everyone])
         batches = (sampler or trainer.parts.sampler).batches(0)
         for step, batch in zip(range(steps), batches, strict=False):
             loss = 0.0
@@ -200,7 +193,7 @@ def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
     close(own, weights[replica], rtol=1e-7, atol=1e-10)
 
 
-FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "fragments"))]
+FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco"))]
 
 
 @pytest.mark.parametrize("name", ["lamb", pytest.param("adam", marks=SLOW)])
@@ -335,9 +328,7 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
-@pytest.mark.parametrize(
-    "kind", [pytest.param("local", marks=SLOW), "delayed", pytest.param("fragments", marks=SLOW)]
-)
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=SLOW), "delayed"])
 def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
     sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
     config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
@@ -408,8 +399,6 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
-    with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
-        start(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
     layers = {"flat": nn.Flatten(), "linear": nn.Linear(64, 16), "norm": nn.BatchNorm(16)}
     layers["out"] = nn.Linear(16, 10)
     for sync in KINDS.values() if RANKS > 1 else ():

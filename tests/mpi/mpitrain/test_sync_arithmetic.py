@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -37,8 +36,6 @@ def workers(comm, dtype=np.float64, summation=None):
     return Workers(
         comm=comm,
         arena=arena,
-        layer_of={f"{name}.weight": i for i, name in enumerate(layers)},
-        layers=len(layers),
         parameters=parameters,
         gradients=gradients,
         pieces=[Piece(0, parameters, gradients, "data")],
@@ -79,7 +76,6 @@ STRATEGIES = {
     "local 1": Sync("local", period=1, outer="plain"),
     "local 4": Sync("local", period=4, outer="plain"),
     "local 4, outer 1": Sync("local", period=4, outer="nesterov:lr=1,momentum=0"),
-    "local 5 in fragments": Sync("local", period=5, outer="plain", fragments=3),
 } | {
     f"delayed {period}, {delay}": Sync("delayed", period=period, delay=delay)
     for period, delay in ((1, 0), (1, 1), (1, 4), (3, 0), (3, 2), (3, 3), (2, 7))
@@ -181,13 +177,10 @@ def test_one_worker_is_sequential_bit_by_bit(name):
 
 
 class Averaging:
-    """What workers do with their weights after a step, as the papers have it, in one process.
+    """What workers do with their weights after a step, as the papers have it, in one process."""
 
-    ``parts``: which weights belong to each fragment.
-    """
-
-    def __init__(self, sync, parts, weights):
-        self.sync, self.parts, self.weights, self.queue = sync, parts, weights, deque()
+    def __init__(self, sync, weights):
+        self.sync, self.weights, self.queue = sync, weights, deque()
         self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
         self.sums = [np.zeros_like(w) for w in weights]
         self.before = [w.copy() for w in weights]
@@ -206,20 +199,15 @@ class Averaging:
             old[...] = new
 
     def _local(self, done):
-        sync, velocity = self.sync, self.velocity
-        for number, part in enumerate(self.parts):
-            offset = (number + 1) * sync.period // sync.fragments
-            if done >= offset and (done - offset) % sync.period == 0:
-                way = np.mean([self.anchor[part] - w[part] for w in self.weights], axis=0)
-                self.queue.append((done, part, way))
-        while self.queue and self.queue[0][0] + sync.delay == done:
-            _, part, way = self.queue.popleft()
-            velocity[part] = self.momentum * velocity[part] + way
-            ahead = way if self.outer == "nesterov" else 0
-            again = self.momentum if self.outer == "nesterov" else 1
-            self.anchor[part] -= self.rate * (ahead + again * velocity[part])
-            for w in self.weights:
-                w[part] = self.anchor[part]
+        if done % self.sync.period:
+            return
+        way = np.mean([self.anchor - w for w in self.weights], axis=0)
+        self.velocity = self.momentum * self.velocity + way
+        ahead = way if self.outer == "nesterov" else 0
+        again = self.momentum if self.outer == "nesterov" else 1
+        self.anchor -= self.rate * (ahead + again * self.velocity)
+        for w in self.weights:
+            w[...] = self.anchor
 
     def _delayed(self, done):
         """Literally: the mean takes the place of one's own updates."""
@@ -236,10 +224,7 @@ class Averaging:
 
 
 OUTERS = ("plain", "momentum:lr=0.5,momentum=0.75", "nesterov")
-SYNCS = [
-    Sync("local", period=4, outer=outer, fragments=fragments)
-    for outer, fragments in product(OUTERS, (1, 3))
-]
+SYNCS = [Sync("local", period=4, outer=outer) for outer in OUTERS]
 SYNCS += [
     Sync("delayed", period=period, delay=delay)
     for period, delay in ((1, 0), (1, 3), (3, 2), (2, 5), (4, 4))
@@ -251,8 +236,7 @@ def test_weights_are_those_of_the_papers(comm, sync):
     own = workers(comm)
     strategy = made(own, sync)
     weights = [own.parameters.copy() for _ in range(comm.size)]
-    ends = [0, *np.cumsum(WIDTHS)] if sync.fragments > 1 else [0, sum(WIDTHS)]
-    averaging = Averaging(sync, [slice(a, b) for a, b in pairwise(ends)], weights)
+    averaging = Averaging(sync, weights)
     close = dict(rtol=0, atol=0 if sync.kind == "delayed" else 1e-12)
 
     def compare(step):

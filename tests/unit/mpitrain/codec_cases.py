@@ -6,9 +6,8 @@ from mpitrain.compress import parse
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 255, 256, 257, 1000)
 CODED = (
-    "bf16", "fp16", "int8", "int8:block=64,rounding=stochastic", "int8:power=true", "int4",
-    "int4:block=0,rounding=stochastic", "sign", "sign:block=64,scale=rms", "sign:power=true",
-    "onebit", "onebit:block=16", "signum", "terngrad", "terngrad:block=64,clip=2.5", "qsgd",
+    "bf16", "fp16", "int8", "int8:block=64,rounding=stochastic", "sign", "sign:block=64", "onebit",
+    "onebit:block=16", "signum", "terngrad", "terngrad:block=64,clip=2.5", "qsgd",
     "qsgd:levels=1,block=0,norm=max", "qsgd:levels=1000,damped=true", "threshold", "atomo",
     "atomo:rank=3,columns=9", "rotate+int8", "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
     "rotate:block=0+sign",

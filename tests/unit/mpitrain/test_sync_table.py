@@ -48,8 +48,6 @@ def test_outer_optimisers_that_cannot_be(text, why):
 @pytest.mark.parametrize(
     ("sync", "tables", "why"),
     [
-        ({**LOCAL, "period": 4, "fragments": 5}, {}, "5 fragments need as many steps"),
-        ({**LOCAL, "fragments": 2, "state": "averaged"}, {}, "set fragments = 1"),
         (
             {**DELAYED, "period": 2, "delay": 3},
             {"compress": {"codec": "bf16"}},
@@ -66,19 +64,16 @@ def test_what_does_not_go_together(sync, tables, why):
     "sync",
     [
         Sync("local", period=3, start=2),
-        Sync("local", period=7, fragments=3, start=1),
-        Sync("local", period=4, fragments=4),
         Sync("delayed", period=2, delay=5),
         Sync("delayed", period=1, delay=1, start=3),
         Sync(),
     ],
 )
 def test_exchanges_are_those_that_a_run_has_counted(sync):
-    starts = {offset % sync.period for offset in sync.offsets}
     found = since = 0
     for step in range(1, 40):
         began = step - sync.start - sync.delay
-        exchanges = began > 0 and began % sync.period in starts
+        exchanges = began > 0 and began % sync.period == 0
         exchanges |= step <= sync.start or not sync.drifts
         found, since = found + exchanges, 0 if exchanges else since + 1
         assert sync.exchanges(step) == (found, since)

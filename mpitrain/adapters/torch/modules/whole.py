@@ -1,13 +1,11 @@
 """Torch modules as layers of the trainer, and trained values for the modules."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from types import MappingProxyType
 from typing import TypeGuard
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor, named_tensors
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, settle_modes
@@ -19,12 +17,8 @@ from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.splits import plan
 from mpitrain.arrays import Array
 from mpitrain.fields import as_given
-from mpitrain.group import cut as cut_out
-from mpitrain.group import share
 from mpitrain.nn import Chain, Layer
 from mpitrain.nn.chain import full_name
-from mpitrain.parallel.arena import SPREAD, Tensor
-from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.ranks.together import together
 from mpitrain.training.evaluation import averaged
 from mpitrain.training.parts import Parts
@@ -169,51 +163,30 @@ def load_into(module: torch.nn.Module, parts: Parts) -> None:
 
 def _load_into(module: torch.nn.Module, parts: Parts) -> None:
     every = named_tensors(module, every=True)
-    known = {name: _in_module(layer) for name, layer in parts.model.layers.items()}
+    names = {
+        full: layer.tied.get(own, f"{name}.{own}")
+        for name, layer in parts.model.layers.items()
+        for own, full in _in_module(layer).items()
+    }
 
     def expect_all() -> None:
         expect_apart(module)
-        for name, names in known.items():
-            if missing := sorted(set(names.values()) - every.keys()):
-                raise ValueError(
-                    f"load_into: layer {name} has trained {missing[0]!r}, and the module "
-                    f"({type(module).__name__}) has none of that name; give the module whose "
-                    "layers the trainer has"
-                )
+        for full in sorted(names.keys() - every.keys()):
+            raise ValueError(
+                f"load_into: layer {names[full].partition('.')[0]} has trained {full!r}, and the "
+                f"module ({type(module).__name__}) has none of that name; give the module whose "
+                "layers the trainer has"
+            )
 
     together(parts.comm, expect_all, ValueError)
-    for name in parts.model.layers:
-        values = None
-        if name in parts.layers:
-            index = parts.layers.index(name)
-            device = parts.device
-            values = {own: device.get(v).copy() for own, v in parts.store.take(index).items()}
-            parts.store.release(index)
-            for own, full in parts.arena.names(index).items():
-                values[own] = _whole(parts.arena[full], values[own], parts.grid)
-            kept = parts.passes.resting().inside(name).state
-            values |= {own: device.get(v) for own, v in kept.items()}
-        has = parts.comm.rank if values is not None else parts.comm.size
-        values = parts.comm.bcast(values, parts.comm.allreduce(has, MPI.MIN))
-        with torch.no_grad():
-            for own in known[name].keys() & values:
-                every[known[name][own]].copy_(as_tensor(np.asarray(values[own])))
-
-
-def _whole(tensor: Tensor, part: Array, grid: ProcessGrid) -> Array:
-    """A parameter of which ranks have parts, on all of them; collective."""
-    group = grid.tensor
-    if tensor.group == SPREAD:
-        parts = grid.spread.comm.allgather(part) if grid.spread.comm else [part]
-        return np.concatenate(parts)
-    if tensor.axis is None:
-        return part
-    index = np.arange(prod(tensor.whole)).reshape(tensor.whole)
-    whole = np.empty(tensor.whole, part.dtype)
-    for rank, values in enumerate(group.all(part)):
-        bounds = share(tensor.whole[tensor.axis] // tensor.blocks, rank, group.size)
-        whole.reshape(-1)[cut_out(index, tensor.axis, bounds, tensor.blocks)] = values
-    return whole
+    values = parts.whole(lambda number: parts.store.pieces[number].parameters, everywhere=True)
+    state = {name: parts.device.get(array) for name, array in parts.state.items()}
+    for own in parts.comm.allgather(state):
+        values |= own
+    with torch.no_grad():
+        for full in names.keys() & every.keys():
+            if (value := values.get(names[full])) is not None:
+                every[full].copy_(as_tensor(np.asarray(value)))
 
 
 def _in_module(layer: Layer) -> dict[str, str]:
