@@ -45,8 +45,8 @@ class Passed:
         gradients: gradients by the names of the parameters; None: the loss does not depend on it.
         outputs: the module's outputs.
         state: buffers and constants that change in training, by name, after the pass.
-        apart: outputs in a test of one sample and the others, and of all together, where samples
-            are kept together in training; else nothing.
+        apart: results in a test of one sample and the others, of all together, and of all with
+            inputs that are moved by one ulp, where samples are kept together in training.
         narrow: type with the fewest digits that has had a part in them.
     """
 
@@ -54,7 +54,7 @@ class Passed:
     gradients: Mapping[str, torch.Tensor | None]
     outputs: Tensors
     state: Tensors
-    apart: Sequence[Tensors] = ()
+    apart: Sequence["Passed"] = ()
     narrow: torch.dtype = torch.float64
 
 
@@ -95,15 +95,19 @@ class Difference(NamedTuple):
         return f"{self.what}{name and f' of {name}'} {how}: {cause}"
 
 
-def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
+def first(
+    found: Passed, wanted: Passed, moved: Passed, narrow: torch.dtype | None = None
+) -> Difference | None:
     """The first difference beyond rounding, if there is one.
 
     Args:
         found: results of the trainer's layers.
         wanted: results of plain torch.
         moved: its results with inputs and parameters that are moved by one ulp.
+        narrow: type that rounds; None: that of ``wanted``.
     """
-    differ = partial(_differ, eps=torch.finfo(wanted.narrow).eps)
+    narrow = narrow or wanted.narrow
+    differ = partial(_differ, eps=torch.finfo(narrow).eps)
     outputs = [*_pairs(found.outputs, wanted.outputs, moved.outputs)]
     is_mean = outputs and not any(
         ours.shape != own.shape or differ(ours, own, other, _most(own))
@@ -114,7 +118,6 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
     most = max((_most(own) for _, _, own, _ in gradients), default=0.0)
     every: list[tuple[str, Iterable[Any], str]] = [
         ("the loss", [("", *loss)], _IS_NO_MEAN if is_mean else _MIXES),
-        ("the output of a sample alone", _pairs(*found.apart, *found.apart[1:]), _MIXES),
         ("the gradient", gradients, _GRADIENT),
         ("the new value", _pairs(found.state, wanted.state, moved.state), _STATE),
     ]
@@ -122,7 +125,8 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
         for name, ours, own, other in pairs:
             if differ(ours, own, other, most if pairs is gradients else _most(own)):
                 return Difference(what, name, ours, own, cause)
-    return None
+    is_told = found.apart and isfinite(found.apart[1].loss)
+    return first(*found.apart, narrow) if is_told else None
 
 
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:
@@ -152,7 +156,7 @@ def nudged(values: torch.Tensor) -> torch.Tensor:
 
 def _pairs(*several: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Tensors of the same name in float64, where one of them has any; None is 0."""
-    for name in several[1] if several else ():
+    for name in several[1]:
         own = [other.get(name) for other in several]
         like = next((part for part in own if part is not None), None)
         if like is not None and like.numel() and name in several[0]:
