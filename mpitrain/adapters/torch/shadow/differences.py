@@ -1,7 +1,7 @@
 """The first difference between plain torch and the trainer's layers, in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import isfinite
@@ -95,19 +95,15 @@ class Difference(NamedTuple):
         return f"{self.what}{name and f' of {name}'} {how}: {cause}"
 
 
-def first(
-    found: Passed, wanted: Passed, moved: Passed, narrow: torch.dtype | None = None
-) -> Difference | None:
+def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
     """The first difference beyond rounding, if there is one.
 
     Args:
         found: results of the trainer's layers.
         wanted: results of plain torch.
         moved: its results with inputs and parameters that are moved by one ulp.
-        narrow: type that rounds; None: that of ``wanted``.
     """
-    narrow = narrow or wanted.narrow
-    differ = partial(_differ, eps=torch.finfo(narrow).eps)
+    differ = partial(_differ, eps=torch.finfo(wanted.narrow).eps)
     outputs = [*_pairs(found.outputs, wanted.outputs, moved.outputs)]
     is_mean = outputs and not any(
         ours.shape != own.shape or differ(ours, own, other, _most(own))
@@ -125,8 +121,9 @@ def first(
         for name, ours, own, other in pairs:
             if differ(ours, own, other, most if pairs is gradients else _most(own)):
                 return Difference(what, name, ours, own, cause)
-    is_told = found.apart and isfinite(found.apart[1].loss)
-    return first(*found.apart, narrow) if is_told else None
+    if not found.apart or not isfinite(found.apart[1].loss):
+        return None
+    return first(*(replace(one, narrow=wanted.narrow) for one in found.apart))
 
 
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:

@@ -1,6 +1,7 @@
 """The trainer's own layers, on one rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count
@@ -98,14 +99,15 @@ class Ours:
         if not self._mixes or not self.state or len(both[0]) < 2:
             return ()
         ways = ([slice(1), slice(1, None)], _WHOLE, _WHOLE)
-        try:
+        with suppress(Exception):  # a step does not do this
             return [self._passed(*one) for one in zip((both[0], *both), [context] * 3, ways)]
-        except Exception:  # a step does not do this
-            return ()
+        if hasattr(self.loss, "fault"):
+            self.loss.fault = None
+        return ()
 
     def _passed(self, samples: Samples, context: Context, cuts: Sequence[slice]) -> Passed:
-        contexts = [replace(context, samples=context.samples[rows]) for rows in cuts]
-        inputs, found = [samples.inputs[rows] for rows in cuts], dict[str, Any].fromkeys(self.values)
+        ways = [(samples.inputs[r], replace(context, samples=context.samples[r])) for r in cuts]
+        found: dict[str, Any] = dict.fromkeys(self.values)
 
         def add(layer: int, gradients: Gradients) -> None:
             tied, prefix = self._stage.layers[layer][1].tied, self._stage.names[layer]
@@ -115,8 +117,7 @@ class Ours:
                     found[name] = more if found[name] is None else found[name] + more
 
         with untouched(*self._modules):
-            passes = [self._stage.forward(self, *one) for one in zip(inputs, contexts, strict=True)]
-            ys, saved = zip(*passes, strict=True)
+            ys, saved = zip(*(self._stage.forward(self, *way) for way in ways), strict=True)
             value, dys, times = judged(self.loss, ys, [samples.labels[rows] for rows in cuts])
             if getattr(self.loss, "fault", None) is not None:
                 raise ConfigError(str(self.loss.fault))
