@@ -1,7 +1,7 @@
 """How a program's function reduces its samples: a mean over all, over what counts, or a sum."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from math import isclose
@@ -21,6 +21,14 @@ from mpitrain.objective import Reduction
 LOSS, COUNT = "loss", "loss_count"
 _CURE = (
     "; give loss=function of outputs and labels that returns (sum, count), and the module no labels"
+)
+_GOES_BACKWARD = (
+    "calls backward() itself, whose gradients would be lost; return the sum of all that is to be "
+    "differentiated"
+)
+_READS_MOVING = (
+    "reads what the module changes in training and needs no gradient, of which it would have the "
+    "first values; return it from the module as an output, with a row for each sample"
 )
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
@@ -75,18 +83,21 @@ class Reductions(TorchFunctionMode):
             was none.
         means: means within a module; one over nothing is 0, and not NaN.
         weighs: whether that loss has weights of classes.
-        goes_backward: whether the function has called ``backward()``.
+        fault: what the function may not do, a text that follows its name.
     """
 
-    weighs = goes_backward = False
+    weighs, fault = False, ""
 
-    def __init__(self, *, within: bool = False, counts: bool = False) -> None:
+    def __init__(
+        self, *, within: bool = False, counts: bool = False, moving: Set[int] = frozenset()
+    ) -> None:
         """``within``: the losses are in a module, not in a function of outputs and labels;
-        ``counts``: there are no outputs, and torch's own losses are not computed."""
+        ``counts``: there are no outputs, and torch's own losses are not computed; ``moving``:
+        identities of tensors whose values are elsewhere."""
         super().__init__()
         self.ignore_index: int | None = None
         self.means: list[CountedMean] = []
-        self._within, self._counts = within, counts
+        self._within, self._counts, self._moving = within, counts, moving
         self._last: tuple[Any, int, Reduced] | None = None
         #: Shapes of outputs and labels, by identity, and None for what the function has kept.
         self._given: dict[int, Any] = {}
@@ -114,7 +125,10 @@ class Reductions(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = _whole(function, kwargs)
-        self.goes_backward |= function is torch.Tensor.backward
+        if function is torch.Tensor.backward:
+            self.fault = _GOES_BACKWARD
+        elif not self._moving.isdisjoint(map(id, args)):
+            self.fault = _READS_MOVING
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
             self.weighs = given.get("weight") is not None

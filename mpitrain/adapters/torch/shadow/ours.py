@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from math import nan
 from typing import Any
 
@@ -66,9 +66,11 @@ class Ours:
         self._mixes = any(layer.mixes for layer in layers.values())
         self._kept: dict[str, tuple[State, Iterator[int]]] = {}
 
-    def cuts(self, samples: int) -> list[slice]:
-        """Micro-batches of unequal sizes; a single one where batch norm goes by all samples."""
-        return _WHOLE if self._mixes or samples < 2 else [slice(1), slice(1, samples)]
+    def cuts(self, samples: int, *, apart: bool = False) -> list[slice]:
+        """Micro-batches of unequal sizes; one where batch norm goes by all, unless ``apart``."""
+        ends = (0, 1, *[samples // 2] * (samples > 4), samples)
+        is_whole = samples < 2 or (self._mixes and not apart)
+        return _WHOLE if is_whole else [slice(*two) for two in pairwise(ends)]
 
     def take(self, layer: int) -> dict[str, Array]:
         """The parameters of a layer by its number."""
@@ -96,9 +98,9 @@ class Ours:
 
     def _apart(self, both: Sequence[Samples], context: Context) -> Sequence[Passed]:
         """Results in a test, where batch norm keeps samples apart: of one and others, of all."""
-        if not self._mixes or not self.state or len(both[0]) < 2:
+        if not self._mixes or not self.state:
             return ()
-        ways = ([slice(1), slice(1, None)], _WHOLE, _WHOLE)
+        ways = (self.cuts(len(both[0]), apart=True), _WHOLE, _WHOLE)
         with suppress(Exception):  # a step does not do this
             return [self._passed(*one) for one in zip((both[0], *both), [context] * 3, ways)]
         if hasattr(self.loss, "fault"):
