@@ -173,7 +173,7 @@ PLANTED = {
     "size": ("step 2: .*" + OUTPUTS, {"model": between(lambda m, x: x * (1 + (len(x) > 5)))}),
     "backward mixes": (GRADIENT, {"model": between(unit)}),
     "backward by size": ("step 2: .*" + GRADIENT, {"model": between(of_many)}),
-    "frozen at first": ("step 3: .*" + GRADIENT, {
+    "frozen at first": (GRADIENT, {
         "model": between(thawing, lambda: nn.Linear(1, 6, bias=False))}),
     "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
     "optimiser knows": (UPDATE, {"optimizer": lambda p: Knowing(p, lr=0.1)}),
@@ -400,6 +400,24 @@ def test_a_loss_that_goes_backward_itself_is_told(tmp_path):
     for steps in (8, 0):
         with pytest.raises(ConfigError, match=r"step 1: loss: .*beside calls backward\(\) itself"):
             fitted(tmp_path, loss=beside, shadow=steps)
+
+
+def following(module, x):
+    """A teacher, which follows in training."""
+    if module.training:
+        with torch.no_grad():
+            module.norm.weight.lerp_(module.a.weight, 0.1)
+    return x + module.norm(x)
+
+
+def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path):
+    for steps in (8, 0):
+        net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
+        with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
+            fitted(
+                tmp_path, net, shadow=steps,
+                loss=lambda y, t: F.mse_loss(y, t) + net.norm.weight.square().sum(),  # noqa: B023
+            )  # fmt: skip
 
 
 def leaving(module, x):

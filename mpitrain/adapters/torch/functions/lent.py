@@ -1,6 +1,6 @@
 """Parameters in graphs of torch: those that a loss reads, and what nobody differentiates by."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,7 +31,7 @@ class Lent:
         self._layers, self._trains, self.names = layers, False, dict[str, str]()
         first: Any = next(iter(layers.values()), None)
         self.trained: Mapping[int, str] = first.trained_names if first else {}
-        self.moving: Set[int] = first.moving if first else set()
+        self.moving: Any = first.moving if first else frozenset()
         self._gradients = dict[str, torch.Tensor]()
         self.shapes, self.tied = dict[str, Shape](), dict[str, str]()
         self.values: Tensors = {}

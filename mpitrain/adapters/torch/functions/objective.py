@@ -119,7 +119,8 @@ class TorchLoss(EqualWeights):
         there.lent = self._lent
         self._unused: frozenset[str] = frozenset()
         self._casts = self._is_plain = False
-        self._reductions = Reductions(moving=self._lent.moving)
+        self._reductions = Reductions()
+        self._reductions.moving = self._lent.moving
         self.several, self.shares, self.is_counted = 0, np.empty(0), False
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None

@@ -1,7 +1,7 @@
 """How a program's function reduces its samples: a mean over all, over what counts, or a sum."""
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import isclose
@@ -21,14 +21,6 @@ from mpitrain.objective import Reduction
 LOSS, COUNT = "loss", "loss_count"
 _CURE = (
     "; give loss=function of outputs and labels that returns (sum, count), and the module no labels"
-)
-_GOES_BACKWARD = (
-    "calls backward() itself, whose gradients would be lost; return the sum of all that is to be "
-    "differentiated"
-)
-_READS_MOVING = (
-    "reads what the module changes in training and needs no gradient, of which it would have the "
-    "first values; return it from the module as an output, with a row for each sample"
 )
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
@@ -84,20 +76,18 @@ class Reductions(TorchFunctionMode):
         means: means within a module; one over nothing is 0, and not NaN.
         weighs: whether that loss has weights of classes.
         fault: what the function may not do, a text that follows its name.
+        moving: identities of tensors whose values are elsewhere.
     """
 
-    weighs, fault = False, ""
+    weighs, fault, moving = False, "", frozenset[int]()
 
-    def __init__(
-        self, *, within: bool = False, counts: bool = False, moving: Set[int] = frozenset()
-    ) -> None:
+    def __init__(self, *, within: bool = False, counts: bool = False) -> None:
         """``within``: the losses are in a module, not in a function of outputs and labels;
-        ``counts``: there are no outputs, and torch's own losses are not computed; ``moving``:
-        identities of tensors whose values are elsewhere."""
+        ``counts``: there are no outputs, and torch's own losses are not computed."""
         super().__init__()
         self.ignore_index: int | None = None
         self.means: list[CountedMean] = []
-        self._within, self._counts, self._moving = within, counts, moving
+        self._within, self._counts = within, counts
         self._last: tuple[Any, int, Reduced] | None = None
         #: Shapes of outputs and labels, by identity, and None for what the function has kept.
         self._given: dict[int, Any] = {}
@@ -126,9 +116,9 @@ class Reductions(TorchFunctionMode):
     ) -> Any:
         given = _whole(function, kwargs)
         if function is torch.Tensor.backward:
-            self.fault = _GOES_BACKWARD
-        elif not self._moving.isdisjoint(map(id, args)):
-            self.fault = _READS_MOVING
+            self.fault = "calls backward() itself, whose gradients would be lost; return the sum"
+        elif not self.moving.isdisjoint(map(id, args)):
+            self.fault = "reads constants that the module changes; return them as its outputs"
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
             self.weighs = given.get("weight") is not None

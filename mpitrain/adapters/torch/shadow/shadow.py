@@ -36,13 +36,11 @@ _FEW, _MANY, _COPIES, _SECONDS = 4, 64, 12, 60.0
 class Shadow:
     """Compares what the trainer's layers train with what plain torch trains.
 
-    In each of the first ``run.shadow`` steps, a few samples of the batch go through the module as
-    in a loop of torch, and through copies of the trainer's layers as two micro-batches.  Both have
-    the same parameters, so that rounding does not add up, and their optimisers get the same
-    gradients.  How much rounding matters says another loop, whose parameters and inputs are moved
-    by one ulp.  All begin before the first step, when it is known what the layers change and what
-    the loss reads.  The module has its own tensors and attributes again after each look, and
-    nothing of it is part of the run.
+    In each of the first ``run.shadow`` steps, some samples of the batch go through the module as
+    in a loop of torch, and through copies of the trainer's layers as unequal micro-batches.  Both
+    have the same parameters, and their optimisers the same gradients, so that rounding does not add
+    up; another loop, moved by one ulp, says how much it matters.  All begin before the first step,
+    when it is known what layers change and the loss reads.  Nothing of it is part of the run.
     """
 
     _ours: Ours
