@@ -14,6 +14,7 @@ import torch
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
+from mpitrain.parallel.replicas import ReplicaMismatch
 from tests.zoo.mistakes import KINDS
 from tests.zoo.programs import Program, drawn
 
@@ -97,7 +98,7 @@ def trained(comm: Any, folder: Path, program: Program, kind: torch.dtype, shadow
                 trainer.fit(
                     on_record=lambda r: losses.append(r.loss) if isinstance(r, Step) else None
                 )
-    except ConfigError as error:
+    except (ConfigError, ReplicaMismatch) as error:
         return Trained([], {}, str(error) or "no words")
     finally:
         log.removeFilter(watch)

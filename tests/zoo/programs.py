@@ -219,7 +219,8 @@ def drawn(rng: Random) -> Program:
     if penalty and whole != "own loss" and name in ("mse", "own", "quantile"):
         usual = program.loss
         program.loss = lambda y, t: (
-            usual(y, t) + 0.05 * sum(p.square().sum() for p in program.net.parameters())
+            usual(y, t)
+            + 0.05 * sum(p.square().sum() for p in program.net.parameters() if p.requires_grad)
         )
     if program.has("batch norm"):
         given["micro_batches"] = 1

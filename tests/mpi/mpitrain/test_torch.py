@@ -237,7 +237,20 @@ class Mixes(torch.nn.Module):
         return self.lin(x) - x.mean(0).sum()
 
 
-def test_micro_batches_of_one_sample_show_that_samples_are_mixed(folder):
-    given = {"train_data": Waves(4 * RANKS, 1), "test_data": None, "metrics": None}
-    with pytest.raises(ConfigError, match=r"step 1: the loss is .*: it mixes samples"):
-        made(folder, model=Mixes, batch_size=2 * RANKS, micro_batches=2, shadow=8, **given).fit()
+class Sized(Mixes):
+    """Goes by a size that no rank has by itself."""
+
+    def forward(self, x):
+        return self.lin(x) * (1 + (len(x) > 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "each", "step"),
+    [(Mixes, 2, 1), pytest.param(Sized, 4, 2, marks=pytest.mark.mpi(min_size=2))],
+)
+def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model, each, step):
+    """Also in micro-batches of one sample."""
+    given = {"train_data": Waves(8 * RANKS, 1), "test_data": None, "metrics": None}
+    given |= {"batch_size": each * RANKS, "micro_batches": 2, "shadow": 8}
+    with pytest.raises(ConfigError, match=rf"step {step}: the loss is .*: it mixes samples"):
+        made(folder, model=model, **given).fit()

@@ -129,9 +129,23 @@ def unit(module, x):
     return y
 
 
+def of_many(module, x):
+    """A hook on a gradient that goes by the size of the batch."""
+    y = x * 1
+    if y.requires_grad:
+        y.register_hook(lambda g: g * (1 + (len(g) > 5)))
+    return y
+
+
 def counting(module, x):
     module.calls = getattr(module, "calls", 0) + 1
     return x * module.calls
+
+
+def thawing(module, x):
+    """Trains a parameter from the fourth pass on."""
+    module.calls = getattr(module, "calls", 0) + 1
+    return x + module.norm.weight.requires_grad_(module.calls > 3).sum()
 
 
 def remembering():
@@ -147,6 +161,8 @@ PLANTED = {
     "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
     "mixes beside batch norm": (OUTPUTS, {
         "model": between(lambda m, x: m.norm(x) - x.mean(0), lambda: nn.BatchNorm1d(6))}),
+    "backward mixes beside batch norm": (GRADIENT, {
+        "model": between(lambda m, x: m.norm(unit(m, x)), lambda: nn.BatchNorm1d(6))}),
     "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
     "state": (OUTPUTS, {"model": between(counting)}),
     "Python's numbers": ("numbers that are not torch's", {
@@ -154,7 +170,11 @@ PLANTED = {
     "NumPy's numbers": ("numbers that are not torch's", {
         "model": between(lambda m, x: x * (np.random.rand() > 1e-9))}),
     "memory of a parameter": ("step 2: .*" + OUTPUTS, {"model": remembering}),
+    "size": ("step 2: .*" + OUTPUTS, {"model": between(lambda m, x: x * (1 + (len(x) > 5)))}),
     "backward mixes": (GRADIENT, {"model": between(unit)}),
+    "backward by size": ("step 2: .*" + GRADIENT, {"model": between(of_many)}),
+    "frozen at first": (GRADIENT, {
+        "model": between(thawing, lambda: nn.Linear(1, 6, bias=False))}),
     "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
     "optimiser knows": (UPDATE, {"optimizer": lambda p: Knowing(p, lr=0.1)}),
     "optimiser draws": (UPDATE, {"optimizer": lambda p: Langevin(p, lr=0.1)}),
@@ -340,15 +360,23 @@ class OwnLoss(Between):
         return {"loss": F.cross_entropy(super().forward(x), labels)}
 
 
-def test_a_clamp_under_counts_that_come_too_late_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("f", "norm", "words"),
+    [
+        (clamping, nn.Identity, "the gradient of .* is not linear where the"),
+        (lambda m, x: m.norm(x) - x.mean(0), lambda: nn.BatchNorm1d(6), OUTPUTS),
+    ],
+    ids=["a clamp under counts that come too late", "samples mixed beside batch norm"],
+)
+def test_of_a_models_own_loss_it_is_told_as_well(tmp_path, f, norm, words):
     def model():
-        module = OwnLoss(clamping, nn.Identity)
+        module = OwnLoss(f, norm)
         module.b = nn.Linear(6, 3)
         return module
 
     labels = torch.where(torch.arange(24) % 4 == 1, -100, torch.arange(24) % 3)
     data = [{"x": x, "labels": y} for x, y in zip(X, labels)]
-    with pytest.raises(ConfigError, match=r"step 1: the gradient of .* is not linear where the"):
+    with pytest.raises(ConfigError, match=rf"step 1: .*{words}"):
         fitted(tmp_path, model, "model", data=data)
 
 
@@ -372,6 +400,24 @@ def test_a_loss_that_goes_backward_itself_is_told(tmp_path):
     for steps in (8, 0):
         with pytest.raises(ConfigError, match=r"step 1: loss: .*beside calls backward\(\) itself"):
             fitted(tmp_path, loss=beside, shadow=steps)
+
+
+def following(module, x):
+    """A teacher, which follows in training."""
+    if module.training:
+        with torch.no_grad():
+            module.norm.weight.lerp_(module.a.weight, 0.1)
+    return x + module.norm(x)
+
+
+def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path):
+    for steps in (8, 0):
+        net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
+        with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
+            fitted(
+                tmp_path, net, shadow=steps,
+                loss=lambda y, t: F.mse_loss(y, t) + net.norm.weight.square().sum(),  # noqa: B023
+            )  # fmt: skip
 
 
 def leaving(module, x):

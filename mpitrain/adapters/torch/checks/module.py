@@ -162,14 +162,9 @@ def moved(call: Call) -> Call:
 def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[Tensors]:
     """Results by sample, where a place's numbers lie in this way, and show whose they are."""
     call.watched.draws.lay(places, together=together)
-    found = of_samples(call.of().tried(loud=places[0] if len(places) == 1 else True))
-    found = {name: part for name, part in found.items() if len(part) == len(call)}
+    found = call.of().tried(loud=places[0] if len(places) == 1 else True)
+    found = {n: p for n, p in found.items() if n not in (LOSS, COUNT) and len(p) == len(call)}
     return [rows(found, row) for row in range(len(call))]
-
-
-def of_samples(results: Tensors) -> Tensors:
-    """Results but for the module's own loss."""
-    return {name: part.detach() for name, part in results.items() if name not in (LOSS, COUNT)}
 
 
 class Comparison:

@@ -131,11 +131,14 @@ def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, A
 
 @contextmanager
 def untouched(*modules: torch.nn.Module) -> Iterator[None]:
-    """The attributes and modes of modules, and all generators, are as before after this block."""
+    """Modules' attributes and modes, what they train, and generators stay, but in this block."""
     parts = [part for module in modules for part in module.modules()]
     before = [dict(vars(part)) for part in parts]
+    trained = [(p, p.requires_grad) for module in modules for p in module.parameters()]
     try:
         with kept_generators():
             yield
     finally:
         become(parts, before)
+        for p, is_trained in trained:
+            p.requires_grad_(is_trained)

@@ -20,6 +20,7 @@ class Lent:
 
     Attributes:
         trained: names of the module's parameters, by identity.
+        moving: identities of its constants that change in training.
         names: names in the last layer, by names in the module.
         shapes, tied: shapes and full names of other layers' parameters, by names in the last layer.
         values: the parameters of the latest pass that the loss reads.
@@ -30,6 +31,7 @@ class Lent:
         self._layers, self._trains, self.names = layers, False, dict[str, str]()
         first: Any = next(iter(layers.values()), None)
         self.trained: Mapping[int, str] = first.trained_names if first else {}
+        self.moving: Any = first.moving if first else frozenset()
         self._gradients = dict[str, torch.Tensor]()
         self.shapes, self.tied = dict[str, Shape](), dict[str, str]()
         self.values: Tensors = {}

@@ -30,8 +30,6 @@ from mpitrain.ranks.same import name_of
 
 #: How results of the three reductions are called.
 _KINDS = {"mean": "a mean", "count": "a sum and what counts", "sum": "a sum"}
-
-
 _BY_OUTPUTS = (
     "gives several sums, with counts that follow from the outputs; they must follow from labels "
     "alone, or return one (sum, count)"
@@ -122,6 +120,7 @@ class TorchLoss(EqualWeights):
         self._unused: frozenset[str] = frozenset()
         self._casts = self._is_plain = False
         self._reductions = Reductions()
+        self._reductions.moving = self._lent.moving
         self.several, self.shares, self.is_counted = 0, np.empty(0), False
         self.reduction: Reduction = "mean"
         self.ignore_index: int | None = None
@@ -156,11 +155,8 @@ class TorchLoss(EqualWeights):
                 "and labels, whose gradient would be lost; return what it reads from the module as "
                 "an output, with a row for each sample"
             )
-        if self._reductions.goes_backward:
-            self._say(
-                f"loss: {name_of(self.function)} calls backward() itself, whose gradients would be "
-                "lost; return the sum of all that is to be differentiated"
-            )
+        if fault := self._reductions.fault:
+            self._say(f"loss: {name_of(self.function)} {fault}")
         elif versions != [part._version for part in truth.values()]:
             self._say(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "

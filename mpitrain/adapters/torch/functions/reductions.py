@@ -73,10 +73,11 @@ class Reductions(TorchFunctionMode):
             was none.
         means: means within a module; one over nothing is 0, and not NaN.
         weighs: whether that loss has weights of classes.
-        goes_backward: whether the function has called ``backward()``.
+        fault: what the function may not do, a text that follows its name.
+        moving: identities of tensors whose values are elsewhere.
     """
 
-    weighs = goes_backward = False
+    weighs, fault, moving = False, "", frozenset[int]()
 
     def __init__(self, *, within: bool = False, counts: bool = False) -> None:
         """``within``: the losses are in a module, not in a function of outputs and labels;
@@ -112,7 +113,10 @@ class Reductions(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = _whole(function, kwargs)
-        self.goes_backward |= function is torch.Tensor.backward
+        if function is torch.Tensor.backward:
+            self.fault = "calls backward() itself, whose gradients would be lost; return the sum"
+        elif not self.moving.isdisjoint(map(id, args)):
+            self.fault = "reads constants that the module changes; return them as its outputs"
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
             self.weighs = given.get("weight") is not None

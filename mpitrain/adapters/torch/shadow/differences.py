@@ -1,7 +1,7 @@
 """The first difference between plain torch and the trainer's layers, in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import isfinite
@@ -45,8 +45,8 @@ class Passed:
         gradients: gradients by the names of the parameters; None: the loss does not depend on it.
         outputs: the module's outputs.
         state: buffers and constants that change in training, by name, after the pass.
-        apart: outputs in a test of one sample and the others, and of all together, where samples
-            are kept together in training; else nothing.
+        apart: results in a test of one sample and the others, of all together, and of all with
+            inputs that are moved by one ulp, where samples are kept together in training.
         narrow: type with the fewest digits that has had a part in them.
     """
 
@@ -54,7 +54,7 @@ class Passed:
     gradients: Mapping[str, torch.Tensor | None]
     outputs: Tensors
     state: Tensors
-    apart: Sequence[Tensors] = ()
+    apart: Sequence["Passed"] = ()
     narrow: torch.dtype = torch.float64
 
 
@@ -114,7 +114,6 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
     most = max((_most(own) for _, _, own, _ in gradients), default=0.0)
     every: list[tuple[str, Iterable[Any], str]] = [
         ("the loss", [("", *loss)], _IS_NO_MEAN if is_mean else _MIXES),
-        ("the output of a sample alone", _pairs(*found.apart, *found.apart[1:]), _MIXES),
         ("the gradient", gradients, _GRADIENT),
         ("the new value", _pairs(found.state, wanted.state, moved.state), _STATE),
     ]
@@ -122,7 +121,9 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
         for name, ours, own, other in pairs:
             if differ(ours, own, other, most if pairs is gradients else _most(own)):
                 return Difference(what, name, ours, own, cause)
-    return None
+    if not found.apart or not isfinite(found.apart[1].loss):
+        return None
+    return first(*(replace(one, narrow=wanted.narrow) for one in found.apart))
 
 
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:
@@ -152,7 +153,7 @@ def nudged(values: torch.Tensor) -> torch.Tensor:
 
 def _pairs(*several: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Tensors of the same name in float64, where one of them has any; None is 0."""
-    for name in several[1] if several else ():
+    for name in several[1]:
         own = [other.get(name) for other in several]
         like = next((part for part in own if part is not None), None)
         if like is not None and like.numel() and name in several[0]:

@@ -1,9 +1,10 @@
 """The trainer's own layers, on one rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from math import nan
 from typing import Any
 
@@ -11,9 +12,8 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, as_tensors
-from mpitrain.adapters.torch.checks.module import of_samples
 from mpitrain.adapters.torch.checks.module_class import untouched
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors
+from mpitrain.adapters.torch.checks.probe import Tensors
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
 from mpitrain.adapters.torch.modules.layer import TorchLayer
@@ -66,9 +66,11 @@ class Ours:
         self._mixes = any(layer.mixes for layer in layers.values())
         self._kept: dict[str, tuple[State, Iterator[int]]] = {}
 
-    def cuts(self, samples: int) -> list[slice]:
-        """Micro-batches of unequal sizes; a single one where batch norm goes by all samples."""
-        return _WHOLE if self._mixes or samples < 2 else [slice(1), slice(1, samples)]
+    def cuts(self, samples: int, *, apart: bool = False) -> list[slice]:
+        """Micro-batches of unequal sizes; one where batch norm goes by all, unless ``apart``."""
+        ends = (0, 1, *[samples // 2] * (samples > 4), samples)
+        is_whole = samples < 2 or (self._mixes and not apart)
+        return _WHOLE if is_whole else [slice(*two) for two in pairwise(ends)]
 
     def take(self, layer: int, following: Sequence[int] = ()) -> dict[str, Array]:
         """The parameters of a layer by its number."""
@@ -88,21 +90,25 @@ class Ours:
         if not moved:
             self._begun = {name: array.copy() for name, array in self.state.items()}
         context = replace(context, state=self._begun if moved else self.state)
-        if moved:
-            x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
-            samples = replace(samples, inputs=joined(x))
-        with untouched(*self._modules):
-            apart = self._apart(samples.inputs, context) if self._mixes and self.state else ()
-        with untouched(*self._modules):
-            return self._compute(samples, context, apart)
+        x = {n: as_array(nudged(p)) for n, p in as_tensors(fields(samples.inputs)).items()}
+        both = [samples, replace(samples, inputs=joined(x))]
+        both = both[::-1] if moved else both
+        apart = self._apart(both, replace(context, training=False))
+        return replace(self._passed(both[0], context, self.cuts(len(samples))), apart=apart)
 
-    def _compute(self, samples: Samples, context: Context, apart: Sequence[Tensors]) -> Passed:
-        cuts = self.cuts(len(samples))
-        ys, saved = zip(*self._forward(samples.inputs, context, cuts), strict=True)
-        value, dys, times = judged(self.loss, ys, [samples.labels[rows] for rows in cuts])
-        fault = getattr(self.loss, "fault", None)
-        if fault is not None:
-            raise ConfigError(str(fault))
+    def _apart(self, both: Sequence[Samples], context: Context) -> Sequence[Passed]:
+        """Results in a test, where batch norm keeps samples apart: of one and others, of all."""
+        if not self._mixes or not self.state:
+            return ()
+        ways = (self.cuts(len(both[0]), apart=True), _WHOLE, _WHOLE)
+        with suppress(Exception):  # a step does not do this
+            return [self._passed(*one) for one in zip((both[0], *both), [context] * 3, ways)]
+        if hasattr(self.loss, "fault"):
+            self.loss.fault = None
+        return ()
+
+    def _passed(self, samples: Samples, context: Context, cuts: Sequence[slice]) -> Passed:
+        ways = [(samples.inputs[r], replace(context, samples=context.samples[r])) for r in cuts]
         found: dict[str, Any] = dict.fromkeys(self.values)
 
         def add(layer: int, gradients: Gradients) -> None:
@@ -112,26 +118,15 @@ class Ours:
                     name, more = tied.get(own) or f"{prefix}.{own}", as_tensor(one) * times
                     found[name] = more if found[name] is None else found[name] + more
 
-        for memory, dy in zip(saved, dys, strict=True):
-            self._stage.backward(self, memory, dy, add)
+        with untouched(*self._modules):
+            ys, saved = zip(*(self._stage.forward(self, *way) for way in ways), strict=True)
+            value, dys, times = judged(self.loss, ys, [samples.labels[rows] for rows in cuts])
+            if getattr(self.loss, "fault", None) is not None:
+                raise ConfigError(str(self.loss.fault))
+            for memory, dy in zip(saved, dys, strict=True):
+                self._stage.backward(self, memory, dy, add)
         state = as_tensors({name: array.copy() for name, array in context.state.items()})
-        return Passed(value, found, _joined(ys), state, apart)
-
-    def _forward(
-        self, x: Array, context: Context, cuts: Sequence[slice]
-    ) -> list[tuple[Array, Any]]:
-        """Outputs of micro-batches, and what is saved for the backward passes."""
-        contexts = [replace(context, samples=context.samples[rows]) for rows in cuts]
-        return [self._stage.forward(self, x[rows], c) for rows, c in zip(cuts, contexts)]
-
-    def _apart(self, x: Array, context: Context) -> Sequence[Tensors]:
-        """Outputs in a test, where batch norm keeps samples apart: of one and others, of all."""
-        resting, several = replace(context, training=False), [slice(1), slice(1, len(x))]
-        try:
-            every = [self._forward(x, resting, cuts) for cuts in (several, _WHOLE)]
-        except MISFITS:  # a step does not do this
-            return ()
-        return [of_samples(_joined([y for y, _ in one])) for one in every]
+        return Passed(value, found, _joined(ys), state)
 
     def told(self, samples: int) -> str:
         """Sizes of the micro-batches."""

@@ -36,10 +36,12 @@ class Plain:
         module: the module.
         parameters: the trained parameters by their names in the trainer.
         optimizer, scheduler: the program's; None: it has none of torch.
+        saved: bytes that the latest pass has kept for its backward pass.
     """
 
     optimizer: torch.optim.Optimizer | None = None
     scheduler: Any = None
+    saved = 0
 
     def __init__(self, module: torch.nn.Module, layers: Mapping[str, Any], dtype: str) -> None:
         """``layers``: the trainer's, which have the names."""
@@ -116,9 +118,10 @@ class Plain:
         ``source`` gives the module random numbers; ``names``: names of the state in the module, by
         those in the trainer.
         """
-        kinds = {self._kind}
+        kinds, self.saved = {self._kind}, 0
 
         def saved(one: torch.Tensor) -> torch.Tensor:
+            self.saved += one.nbytes
             if one.is_floating_point():
                 kinds.add(one.dtype)
             return one

@@ -28,21 +28,19 @@ from mpitrain.training.parts import Parts
 
 log = logging.getLogger("mpitrain")
 
-#: Samples that are taken; parameters, gradients and states of all copies, in sizes of the module;
-#: seconds after which nothing more is compared.
-_FEW, _COPIES, _SECONDS = 4, 12, 60.0
+#: Samples that are taken, and at most in the second step; parameters, gradients and states of all
+#: copies, in sizes of the module; seconds after which nothing more is compared.
+_FEW, _MANY, _COPIES, _SECONDS = 4, 64, 12, 60.0
 
 
 class Shadow:
     """Compares what the trainer's layers train with what plain torch trains.
 
-    In each of the first ``run.shadow`` steps, a few samples of the batch go through the module as
-    in a loop of torch, and through copies of the trainer's layers as two micro-batches.  Both have
-    the same parameters, so that rounding does not add up, and their optimisers get the same
-    gradients.  How much rounding matters says another loop, whose parameters and inputs are moved
-    by one ulp.  All begin before the first step, when it is known what the layers change and what
-    the loss reads.  The module has its own tensors and attributes again after each look, and
-    nothing of it is part of the run.
+    In each of the first ``run.shadow`` steps, some samples of the batch go through the module as
+    in a loop of torch, and through copies of the trainer's layers as unequal micro-batches.  Both
+    have the same parameters, and their optimisers the same gradients, so that rounding does not add
+    up; another loop, moved by one ulp, says how much it matters.  All begin before the first step,
+    when it is known what layers change and the loss reads.  Nothing of it is part of the run.
     """
 
     _ours: Ours
@@ -89,7 +87,7 @@ class Shadow:
             try:
                 if self._looks == 1:
                     self._begin(parts)
-                samples, indices = _few(parts, batch)
+                samples, indices = _taken(parts, batch, self._count(batch))
                 self._compared += len(indices) > 0 and self._compare(parts, samples, indices)
                 table, step = parts.rates.table, parts.steps_done
                 if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
@@ -109,6 +107,13 @@ class Shadow:
                 "" if is_last else "; the others are left out",
             )  # fmt: skip
             self._end()
+
+    def _count(self, batch: Batch) -> int:
+        """Number of samples: once that of the batch, as code may go by it, if that is no burden."""
+        if self._looks != 2 or not self._plain.saved:
+            return _FEW
+        times = min(available() / 4 / self._plain.saved, _SECONDS / 4 / self._seconds)
+        return max(_FEW, min(len(batch.indices[0]), _MANY, int(_FEW * times)))
 
     def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
         """Compare losses, gradients and updates; False: the samples are too few for it."""
@@ -203,21 +208,17 @@ class Shadow:
             )
 
 
-def _few(parts: Parts, batch: Batch) -> tuple[Samples, Array]:
-    """Some samples of a batch that this rank has read, and their numbers."""
-    assert batch.held
-    numbers = sorted(batch.held)
-    first = batch.held[numbers[0]]
-    alike = [n for n in numbers if _forms(batch.held[n]) == _forms(first)]  # not padded otherwise
-    own = [part(batch.indices, parts.passes.parts, n) for n in alike]
+def _taken(parts: Parts, batch: Batch, count: int) -> tuple[Samples, Array]:
+    """Samples of a batch that this rank has read, and their numbers; several times for many."""
+    held = batch.held or {}
+    forms = {n: [(a.dtype, a.shape[1:]) for a in (s.inputs, s.labels)] for n, s in held.items()}
+    alike = [n for n in sorted(held) if forms[n] == forms[min(held)]]  # not padded otherwise
+    own = np.concatenate([part(batch.indices, parts.passes.parts, n) for n in alike])
+    rows = np.tile(np.arange(len(own)), 1 if count == _FEW else count)[:count]
     x, labels = (
-        np.concatenate([getattr(batch.held[n], name) for n in alike])[:_FEW]
+        np.concatenate([getattr(held[n], name) for n in alike])[rows]
         for name in ("inputs", "labels")
     )
     kind = np.dtype(parts.config.run.dtype)
     x = x.astype(kind) if x.dtype.kind == "f" else x
-    return Samples(x, labels), np.concatenate(own)[:_FEW]
-
-
-def _forms(samples: Samples) -> list[tuple[Any, ...]]:
-    return [(one.dtype, one.shape[1:]) for one in (samples.inputs, samples.labels)]
+    return Samples(x, labels), own[rows]
