@@ -29,7 +29,7 @@ def record(cluster: VirtualCluster) -> None:
 
 def _numbers(comm: Any) -> calls.Numbers | None:
     """Numbers of the calls of this rank on a communicator."""
-    context = comm.handle
+    context = comm.held
     if context and comm.rank not in context.called:
         context.called[comm.rank] = calls.Numbers(comm, {context.members: id(context)})
     return context and context.called[comm.rank]
