@@ -84,11 +84,11 @@ def _leave_out_imports() -> None:
             if rank is None or HERE.imports:
                 return load(*given, **named)
             rank.now()
-            HERE.imports = True
+            HERE.imports = (given[0] if given else named["name"]) or "."
             try:
                 return load(*given, **named)
             finally:
-                HERE.imports, rank.cpu = False, time.thread_time()
+                HERE.imports, rank.cpu = "", time.thread_time()
 
         return found
 

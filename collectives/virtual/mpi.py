@@ -12,17 +12,10 @@ from typing import Any, cast
 
 from mpi4py import MPI as library
 
-from collectives.virtual import topologies
+from collectives.virtual import requests, topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
 from collectives.virtual.rank import here
-from collectives.virtual.requests import (
-    Begun,
-    Handled,
-    Prequest,
-    ProbedMessage,
-    VirtualRequest,
-    lacks,
-)
+from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
 
 
 def _ours(comm: Intracomm) -> Any:
@@ -74,13 +67,6 @@ for _name in _ABSENT:
 setattr(Comm, "Get_parent", staticmethod(_ABSENT["Intercomm"]))  # noqa: B010
 
 
-
-def _of_mpi4py(name: str) -> Callable[..., Any]:
-    """A function of mpi4py's own objects."""
-    theirs, ours = getattr(library, name), (Handled, type(Handled))
-    return lambda one: (lacks("MPI", name) if isinstance(one, ours) else theirs)(one)
-
-
 class World(Intracomm):
     """All ranks of the cluster that this thread is of."""
 
@@ -105,7 +91,7 @@ NAMES = {
     **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},
     **{"get_vendor": lambda: ("virtual cluster", (1, 0, 0)), **_ABSENT},
     **{"MESSAGE_NULL": ProbedMessage(), "GROUP_NULL": Group(), "GROUP_EMPTY": Group.of(())},
-    **{name: _of_mpi4py(name) for name in ("_addressof", "_handleof", "_sizeof")},
+    **{name: requests.lacks("MPI", name) for name in ("_addressof", "_handleof", "_sizeof")},
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",

@@ -18,7 +18,8 @@ from collectives.virtual.topologies import Cartcomm, Topocomm
 def record(cluster: VirtualCluster) -> None:
     """From now on the ranks' calls are recorded."""
     for rank in cluster.ranks:
-        rank.recorder, rank.recorder.last = Recorder(), 0.0
+        rank.recorder = Recorder()
+        rank.recorder.last, rank.recorder.main = {0: 0.0}, 0
     of_each: Any = SimpleNamespace(add=lambda *given: here().recorder.add(*given))
     watch = calls.Watch(of_each)
     Comm.numbers = property(_numbers)  # type: ignore[attr-defined]

@@ -55,13 +55,13 @@ def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM_OF_RANKS)
     text = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.5: pass"
     (tmp_path / "imported_once.py").write_text(f"{text}\nSECONDS = 0.5\n")
-    words = ("-m", "collectives.virtual", "-n", 3, "--profile=found", "program.py")
+    words = ("-m", "collectives.virtual", "-n", 3, "--profile", "program.py")
     done = programs.run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "Rank 2 is slow, it computes " in done.stderr
     assert " Bcast at program.py:12" in done.stderr
-    assert "collectives/" not in (tmp_path / "found.json").read_text()
-    assert "Rank 2 is slow" in (tmp_path / "found.html").read_text()
+    assert "collectives/" not in (tmp_path / "profile.json").read_text()
+    assert "Rank 2 is slow" in (tmp_path / "profile.html").read_text()
 
 
 @scratch
