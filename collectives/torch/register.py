@@ -137,20 +137,16 @@ def tell_of_gloo(command: str) -> None:
         text = 'the script names the backend "gloo", which is not over MPI; to replace it'
         print(f"{text}: {command}", file=sys.stderr, flush=True)
 
-    def telling(make: Any) -> Any:
-        @functools.wraps(make)
-        def made(*given: Any, **named: Any) -> Any:
-            group, nobody = make(*given, **named), c10d.GroupMember.NON_GROUP_MEMBER
-            if group != nobody and "gloo" in c10d.get_backend_config(group):
-                tell()
-            return group
-
-        return made
+    def made(make: Any, *given: Any, **named: Any) -> Any:
+        group, nobody = make(*given, **named), c10d.GroupMember.NON_GROUP_MEMBER
+        if group != nobody and "gloo" in c10d.get_backend_config(group):
+            tell()
+        return group
 
     for name in ("init_process_group", "new_group") if os.environ["RANK"] == "0" else ():
-        made = telling(getattr(c10d, name))
+        theirs = getattr(c10d, name)
         for owner in (c10d, c10d.torch.distributed):
-            setattr(owner, name, made)
+            setattr(owner, name, functools.wraps(theirs)(functools.partial(made, theirs)))
 
 
 def serve_monitored_barrier() -> None:

@@ -1,6 +1,7 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
 import builtins
+import gc
 import importlib
 import os
 import sys
@@ -42,7 +43,7 @@ def install() -> None:
         core = max(os.sched_getaffinity(0), key=lambda core: hash((core, os.getpid())))
         os.sched_setaffinity(0, {core})
     _replace_clock()
-    _leave_out_imports()
+    _leave_out_the_process()
 
     from collectives.execution import waiting
 
@@ -75,8 +76,8 @@ def _replace_clock() -> None:
     time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", really)(seconds)
 
 
-def _leave_out_imports() -> None:
-    """The time of an import, which the process does once for all ranks, is no rank's."""
+def _leave_out_the_process() -> None:
+    """The time of imports and of garbage collection, once for all ranks, is no rank's."""
 
     def apart(load: Callable[..., Any]) -> Callable[..., Any]:
         def found(*given: Any, **named: Any) -> Any:
@@ -95,6 +96,14 @@ def _leave_out_imports() -> None:
     builtins.__import__ = apart(builtins.__import__)
     importlib.import_module = apart(importlib.import_module)
     vars(extras)["import_module"] = importlib.import_module  # by which ours load what they use
+
+    def collected(phase: str, _: Any) -> None:
+        now, rank = time.thread_time(), getattr(HERE, "rank", None)
+        if rank is not None and phase == "stop":
+            rank.cpu = min(now, rank.cpu + now - HERE.collects)
+        HERE.collects = now
+
+    gc.callbacks.append(collected)
 
 
 def end_process(status: int) -> NoReturn:

@@ -110,6 +110,11 @@ class Rank:
             self.cpu = cpu
         return self.clock
 
+    def all_s(self) -> float:
+        """Seconds since the last look at the clock, in which this thread did the work of all."""
+        before, self.cpu = self.cpu, time.thread_time()
+        return (self.cpu - before) * self.cluster.slower * self.cluster.measures
+
     def arrive(self) -> float:
         """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
         now = self.now()
@@ -252,10 +257,10 @@ class Rank:
 
 
 class _ThisThread(threading.local):
-    """The rank that a thread is, and the module that it imports."""
+    """The rank that a thread is, the module that it imports, its time as it collects garbage."""
 
     rank: Rank
-    imports = ""
+    imports, collects = "", 0.0
 
 
 HERE = _ThisThread()

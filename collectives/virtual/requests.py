@@ -96,10 +96,6 @@ class Handled(metaclass=_Kind):
     def Free(self) -> None:
         self.held = None
 
-    def free(self) -> None:
-        if self:
-            self.Free()
-
 
 class Begun(Operation):
     """A plan, or several requests, with ``Test`` and ``Wait``; it goes on within calls of MPI."""

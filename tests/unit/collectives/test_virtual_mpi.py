@@ -121,8 +121,7 @@ def test_a_null_object_raises_the_error_of_mpi():
 
     def program():
         made = COMM_WORLD.Dup()
-        made.free()
-        made.free()
+        made.Disconnect()
         for comm in (none, made, COMM_WORLD.Split(MPI.UNDEFINED), NAMES["Cartcomm"]()):
             for name, *given in (
                 ("Get_rank",),
