@@ -3,27 +3,28 @@
 import argparse
 import sys
 
-from collectives.about import program
-from collectives.commands import bench, explore, models, schedules, tune
-from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
-from collectives.run import program as run
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["run"]:  # its errors are the program's
-        return run.main(given[1:])
+    if given[:1] == ["run"]:  # its errors are the program's, and its start is every rank's
+        from collectives.run.program import main as run
+
+        return run(given[1:])
+    from collectives import about
+    from collectives.commands import bench, explore, models, program, schedules, tune
+
     parser = argparse.ArgumentParser(
-        prog=program("collectives"),
+        prog=about.program("collectives"),
         description="Collective algorithms over MPI: list, prove, draw and simulate them without "
         "MPI; measure them under mpirun, beside the MPI library's own.",
         allow_abbrev=False,
     )
-    add_version(parser)
-    add_verbose(parser)
-    commands = add_commands(parser)
+    program.add_version(parser)
+    program.add_verbose(parser)
+    commands = program.add_commands(parser)
     schedules.add(commands)
     explore.add(commands)
     bench.add(commands)
@@ -31,8 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     tune.add(commands)
     commands.add_parser("run", help="run a program of mpi4py, unchanged, on our collectives")
     try:
-        with while_read():
-            options = parsed(parser, given)
+        with program.while_read():
+            options = program.parsed(parser, given)
             return options.run(options)
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)

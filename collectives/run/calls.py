@@ -7,6 +7,7 @@ from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.fast_path import nbytes_of
@@ -135,7 +136,7 @@ class Watch:
                 found.again, found.numbers = (of, []) if later else (list, of())
             numbers = of() if kind is None else found.numbers
             site = add(frame, name, begun, numbers, role)
-            site.nbytes += next(filter(None, map(nbytes_of, (*given[:2], *named.values()))), 0)
+            site.nbytes += next(filter(None, map(named_bytes, (*given[:2], *named.values()))), 0)
             if ours and (plan := getattr(comm, "last_plan", None)) is not None:
                 site.took[plan.algorithm, plan.reason] += 1
             return found
@@ -187,6 +188,15 @@ class Watch:
             return found
 
         return call
+
+
+def named_bytes(spec: Any) -> int:
+    """Bytes of a buffer, or of as many items of a type as it names."""
+    if type(spec) in (list, tuple) and len(spec) > 2 and isinstance(spec[-1], MPI.Datatype):
+        counts = spec[1][0] if isinstance(spec[1], tuple) else spec[1]
+        if counts is not None:
+            return int(np.sum(counts)) * spec[-1].Get_size()
+    return nbytes_of(spec) or 0
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -14,20 +14,25 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def parse(parser: Any, given: Sequence[str], valued: str | None = None) -> argparse.Namespace:
-    """Reads options, ``--profile`` and the program; ``valued`` is the option that takes a word."""
+def named_profile(given: Sequence[str], valued: Sequence[str]) -> list[str]:
+    """The words with ``--profile=profile`` for a ``--profile`` without ``=``, which takes no word;
+    the program may have one of its own.  ``valued`` are the options that take a word."""
+    words, before = list(given), ""
+    for place, word in enumerate(words):
+        if not word.startswith("-") and before not in valued:
+            break
+        words[place], before = f"{word}=profile" if word == "--profile" else word, word
+    return words
+
+
+def parse(parser: Any, given: Sequence[str], valued: Sequence[str] = ()) -> argparse.Namespace:
+    """Reads options, ``--profile`` and the program; ``valued`` are the options that take a word."""
     profile = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
     parser.add_argument("--profile", metavar="FILE", help=profile)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="file that is run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    # A --profile without "=" takes no word; the script may have one of its own.
-    words, before = list(given), ""
-    for place, word in enumerate(words):
-        if not word.startswith("-") and before != valued:
-            break
-        words[place], before = f"{word}=profile" if word == "--profile" else word, word
-    options: argparse.Namespace = parser.parse_args(words)
+    options: argparse.Namespace = parser.parse_args(named_profile(given, valued))
     if not options.module and not os.path.exists(options.script):
         parser.error(f"there is no file {options.script}")
     return options

@@ -33,10 +33,12 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """Calls of a method from one place of the program.
+    """Calls of a method from one place of the program, in one thread.
 
     Attributes:
-        before: seconds between the end of the last call of any site and these calls.
+        before: seconds between the end of the thread's last call of any site and these calls.
+        waited: seconds of waiting, once all ranks' records are put together.
+        thread: 0: the main one.
         took: number of calls by algorithm and reason, where they can be ours.
     """
 
@@ -46,6 +48,8 @@ class Site:
     seconds: float = 0.0
     nbytes: int = 0
     before: float = 0.0
+    waited: float = 0.0
+    thread: int = 0
     took: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -53,30 +57,31 @@ class Recorder:
     """Calls of a rank, in all its threads."""
 
     def __init__(self) -> None:
-        self.sites: dict[tuple[str, int, int, str], Site] = {}
+        self.sites: dict[tuple[str, int, int, str, int], Site] = {}
         self.kept: list[Kept] = []
-        self.mask, self.last = 0, time.perf_counter()
+        self.mask, self.last, self.main = 0, {0: time.perf_counter()}, threading.get_ident()
         self._guard = threading.Lock()
 
     def add(
         self, frame: FrameType, name: str, begun: float, numbers: Iterable[int], role: int
     ) -> Site:
-        """A call has ended."""
-        ended = time.perf_counter()
+        """A call has ended in this thread."""
+        ended, thread = time.perf_counter(), threading.get_ident()
+        thread *= self.main not in (thread, 0)
         code = frame.f_code
-        key = code.co_filename, code.co_firstlineno, frame.f_lasti, name
+        key = code.co_filename, code.co_firstlineno, frame.f_lasti, name, thread
         site = self.sites.get(key)
         if site is None:
             file = code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             where = f"{name} at {file}:{frame.f_lineno}"
             if len(self.sites) >= MOST_SITES:
-                key, where = ("", 0, 0, name), f"{name} elsewhere"
+                key, where = ("", 0, 0, name, thread), f"{name} elsewhere"
             with self._guard:
-                site = self.sites.setdefault(key, Site(len(self.sites), where))
+                site = self.sites.setdefault(key, Site(len(self.sites), where, thread=thread))
         site.calls += 1
         site.seconds += ended - begun
-        site.before += max(0.0, begun - self.last)
-        self.last = ended
+        site.before += max(0.0, begun - self.last.get(thread, begun))
+        self.last[thread] = ended
         for number in numbers:
             if not number & self.mask:
                 self.kept.append(Kept(number, begun, ended, site.number, role))

@@ -14,16 +14,16 @@ from collectives.run.waits import Cost, Ran, costs, finding, sampled
 _MOST = 24
 
 
-def times(spent: Sequence[Mapping[str, float]]) -> str:
+def times(spent: Mapping[str, Mapping[str, float]]) -> str:
     """The seconds of each rank, and its shares of computing, communicating and waiting; of many
     ranks, those that compute longest."""
     lines = ["  rank    seconds  computing  communicating  waiting"]
-    order = sorted(range(len(spent)), key=lambda rank: -spent[rank]["computing"])
-    for rank in sorted(order[:_MOST]):
+    most = sorted(spent, key=lambda rank: -spent[rank]["computing"])[:_MOST]
+    for rank in filter(most.__contains__, spent):
         total = sum(spent[rank].values())
         shares = [seconds / (total or 1.0) for seconds in spent[rank].values()]
         told = "{:10.1%} {:14.1%} {:8.1%}".format(*shares)
-        lines.append(f"{rank:6} {total:10.6f} {told}")
+        lines.append(f"{rank:>6} {total:10.6f} {told}")
     return "\n".join(lines)
 
 
@@ -37,7 +37,7 @@ def sites(found: Sequence[Cost]) -> str:
         last = f"{late} ({cost.late[late] / waited:.0%})" if waited > 0.01 * seconds else "-"
         lines.append(
             f"{calls:9} {sum(cost.nbytes):10.3g} {1e3 * seconds / calls:8.3f} {seconds:9.3f} "
-            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3g} s)':13}  "
+            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3f} s)':13}  "
             f"{last:10}   {cost.where}"
         )
     return "\n".join(lines)
@@ -61,25 +61,31 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
     """
     waits = sampled(ranks)
     found = costs(ranks, waits)
-    spent = []
+    spent, rows = dict[str, dict[str, float]](), dict[tuple[int, int], int]()
     for rank, ran in enumerate(ranks):
-        inside, waiting = sum(c.seconds[rank] for c in found), sum(c.waited[rank] for c in found)
-        kinds = {"computing": max(0.0, ran.seconds - inside), "communicating": inside - waiting}
-        spent.append({**kinds, "waiting": waiting})
+        for number, thread in enumerate(dict.fromkeys([0, *(site.thread for site in ran.sites)])):
+            own = [site for site in ran.sites if site.thread == thread]
+            inside, waiting = sum(s.seconds for s in own), sum(s.waited for s in own)
+            outside = sum(s.before for s in own) if thread else max(0.0, ran.seconds - inside)
+            kinds = {"computing": outside, "communicating": inside - waiting, "waiting": waiting}
+            rows[rank, thread] = len(rows)
+            spent[f"{rank}.{number}" if number else f"{rank}"] = kinds
     said = finding(ranks, waits, found)
     text = f"{said}\n\n{times(spent)}\n\n{sites(found)}"
     if halved:
         text += f"\n\nwaits are those of a sample: 1 call in {1 << halved}"
-    events: list[dict[str, Any]] = []
-    for rank, own in enumerate(waits):
-        row = {"pid": 0, "tid": rank}
-        events.append({**row, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}})
-        for begun, ended, site, waited, late, _ in own:
-            spans = [(ranks[rank].sites[site].where, "communicating", ended - begun)]
+    events: list[dict[str, Any]] = [
+        {"pid": 0, "tid": row, "ph": "M", "name": "thread_name", "args": {"name": f"rank {name}"}}
+        for row, name in enumerate(spent)
+    ]
+    for rank, calls in enumerate(waits):
+        for begun, ended, number, waited, late, _ in calls:
+            site = ranks[rank].sites[number]
+            spans = [(site.where, "communicating", ended - begun)]
             spans += [(f"waits for rank {late}", "waiting", waited)] if waited else []
             for name, kind, lasted in spans:
                 span = {"name": name, "cat": kind, "ts": 1e6 * begun, "dur": 1e6 * lasted}
-                events.append({**row, "ph": "X", **span})
+                events.append({"pid": 0, "tid": rows[rank, site.thread], "ph": "X", **span})
     data = {"traceEvents": events, "text": text}
     page = fill("collectives.run", "profile.html", said, data)
     try:

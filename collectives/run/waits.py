@@ -21,6 +21,11 @@ class Ran(NamedTuple):
     sites: list[Site]
     kept: list[Kept]
 
+    @property
+    def whole(self) -> float:
+        """Seconds of the main thread, and of others until their last calls."""
+        return self.seconds + sum(site.before + site.seconds for site in self.sites if site.thread)
+
 
 @dataclass
 class Cost:
@@ -83,6 +88,7 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
             site = ran.sites[number]
             waited = seconds * site.seconds / (total[number] or 1.0)
             found[site.where].waited[rank] += waited
+            site.waited += waited
             found[site.where].late[late] += waited
             found[site.where].is_message |= call < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
@@ -91,7 +97,7 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
 def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequence[Cost]) -> str:
     """The first thing to know, in a sentence."""
     waited = sum(sum(cost.waited) for cost in costs)
-    part = waited / (sum(ran.seconds for ran in ranks) or 1.0)
+    part = waited / (sum(ran.whole for ran in ranks) or 1.0)
     if part < 0.05:
         return f"No rank is waited for long: {part:.0%} of all time is waiting."
     worst = max(costs, key=lambda cost: sum(cost.waited))
@@ -103,14 +109,14 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
         if one[3] and ran.sites[one[2]].where == worst.where
     ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
-    share = lost / sum(ran.seconds for rank, ran in enumerate(ranks) if rank != late)
+    share = lost / sum(ran.whole for rank, ran in enumerate(ranks) if rank != late)
     own, usual = _beside(worst, worst.before, late)
     is_alike = share < 0.1 and own < 1.1 * usual  # a machine's ranks differ by as much
     if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
         most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
-        part = worst.waited[most] / ranks[most].seconds
+        part = worst.waited[most] / ranks[most].whole
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
     if usual < 0.2 * own:

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--explain", action="store_true", help="print what is changed in torch")
     names = 'give the script "mpi" for the backends that it names so, as gloo or gloo,nccl'
     parser.add_argument("--replace", metavar="NAMES", default="", help=names)
-    given = parse(parser, sys.argv[1:], "--replace")
+    given = parse(parser, sys.argv[1:], ["--replace"])
     try:
         import torch  # noqa: F401
     except ImportError:

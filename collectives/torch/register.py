@@ -131,18 +131,22 @@ def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
 def tell_of_gloo(command: str) -> None:
     """Lets rank 0 say once that a program's groups are Gloo's, and which command changes that."""
     c10d: Any = import_module("torch.distributed.distributed_c10d")
-    make = c10d._new_process_group_helper
 
-    @functools.wraps(make)
-    def made(size: int, rank: int, ranks: Any, backend: str, *given: Any, **named: Any) -> Any:
-        if "gloo" in c10d.BackendConfig(backend).device_backend_map.values():
-            c10d._new_process_group_helper = make
-            if os.environ["RANK"] == "0":
-                text = 'the script names the backend "gloo", which is not over MPI; to replace it'
-                print(f"{text}: {command}", file=sys.stderr, flush=True)
-        return make(size, rank, ranks, backend, *given, **named)
+    @functools.cache
+    def tell() -> None:
+        text = 'the script names the backend "gloo", which is not over MPI; to replace it'
+        print(f"{text}: {command}", file=sys.stderr, flush=True)
 
-    c10d._new_process_group_helper = made
+    def made(make: Any, *given: Any, **named: Any) -> Any:
+        group, nobody = make(*given, **named), c10d.GroupMember.NON_GROUP_MEMBER
+        if group != nobody and "gloo" in c10d.get_backend_config(group):
+            tell()
+        return group
+
+    for name in ("init_process_group", "new_group") if os.environ["RANK"] == "0" else ():
+        theirs = getattr(c10d, name)
+        for owner in (c10d, c10d.torch.distributed):
+            setattr(owner, name, functools.wraps(theirs)(functools.partial(made, theirs)))
 
 
 def serve_monitored_barrier() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from collectives.commands.arguments import add_ranks, add_virtual, network
+from collectives.run.program import named_profile
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
 from collectives.virtual.generators import script
 
@@ -14,11 +15,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m collectives.virtual", description=__doc__)
     add_ranks(parser, 4)
     add_virtual(parser)
-    text = "at the end, print who waited for whom, and write FILE.html and FILE.json"
+    text = "at the end, print who waited for whom, and write FILE.html and FILE.json (profile)"
     parser.add_argument("--profile", type=os.path.abspath, metavar="FILE", help=text)
     parser.add_argument("program", type=Path, help="file of the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    options = parser.parse_args()
+    valued = ("-n", "--ranks", "--topology", "--alpha", "--bandwidth", "--slower")
+    options = parser.parse_args(named_profile(sys.argv[1:], valued))
     options.program.exists() or parser.error(f"there is no file {options.program}")
     install()
     program = script(options.program, *options.arguments)

@@ -98,7 +98,7 @@ class VirtualCluster:
     def table(self) -> str:
         """The seconds of each rank, and its shares of computing, communicating and waiting."""
         told = "\ncomputing is CPU time here: one rank's noise is what the others wait for"
-        return times([rank.spent for rank in self.ranks]) + told * self.measures
+        return times({str(rank.number): rank.spent for rank in self.ranks}) + told * self.measures
 
     def call(self, rank: Rank, at: float) -> None:
         """A rank can go on at this time, unless it goes on before."""

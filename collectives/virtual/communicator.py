@@ -19,7 +19,7 @@ from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, for
 class Group(Handled):
     """Ranks; its handle is their numbers in the job."""
 
-    theirs = library.Group
+    theirs, null = library.Group, library.ERR_GROUP
 
     @property
     def size(self) -> int:
@@ -81,6 +81,7 @@ class Comm(VirtualMessages):
             local.Free()
         super().Free()
 
+    Disconnect = Free
     name = property(lambda self: self.Get_name(), lambda self, name: self.Set_name(name))
     info = property(lambda self: self.Get_info(), lambda self, info: self.Set_info(info))
 
@@ -132,7 +133,7 @@ class Comm(VirtualMessages):
         copied = self.local.Dup(info) if info or self.rank in own.locals else None
 
         def finish(context: Context, number: int) -> None:
-            made.handle = context
+            made.held = context
             if copied:
                 context.locals[number] = copied
 

@@ -84,13 +84,14 @@ class Context:
             parts = [came[number][0] for number in range(len(came))]
             given = shared(parts)
             nbytes = sum(len(part) for part in parts if isinstance(part, bytes | np.ndarray))
-            end = now + rank.cluster.links.meeting(self.members, nbytes)
             for number, (_, one) in came.items():
-                one.begun, one.end = now, end
                 try:
                     one.result = one.result(given, number)
                 except library.Exception as error:
                     one.error = error
+            end = now + rank.cluster.links.meeting(self.members, nbytes) + rank.all_s() / len(came)
+            for number, (_, one) in came.items():
+                one.begun, one.end = now, end
                 rank.cluster.ranks[self.members[number]].note(end, one)
         return pending
 

@@ -1,6 +1,7 @@
 """Puts a virtual cluster in the place of MPI, and of the clock, in this process."""
 
 import builtins
+import gc
 import importlib
 import os
 import sys
@@ -42,7 +43,7 @@ def install() -> None:
         core = max(os.sched_getaffinity(0), key=lambda core: hash((core, os.getpid())))
         os.sched_setaffinity(0, {core})
     _replace_clock()
-    _leave_out_imports()
+    _leave_out_the_process()
 
     from collectives.execution import waiting
 
@@ -75,8 +76,8 @@ def _replace_clock() -> None:
     time.sleep = lambda seconds: getattr(getattr(HERE, "rank", None), "sleep", really)(seconds)
 
 
-def _leave_out_imports() -> None:
-    """The time of an import, which the process does once for all ranks, is no rank's."""
+def _leave_out_the_process() -> None:
+    """The time of imports and of garbage collection, once for all ranks, is no rank's."""
 
     def apart(load: Callable[..., Any]) -> Callable[..., Any]:
         def found(*given: Any, **named: Any) -> Any:
@@ -84,17 +85,25 @@ def _leave_out_imports() -> None:
             if rank is None or HERE.imports:
                 return load(*given, **named)
             rank.now()
-            HERE.imports = True
+            HERE.imports = (given[0] if given else named["name"]) or "."
             try:
                 return load(*given, **named)
             finally:
-                HERE.imports, rank.cpu = False, time.thread_time()
+                HERE.imports, rank.cpu = "", time.thread_time()
 
         return found
 
     builtins.__import__ = apart(builtins.__import__)
     importlib.import_module = apart(importlib.import_module)
     vars(extras)["import_module"] = importlib.import_module  # by which ours load what they use
+
+    def collected(phase: str, _: Any) -> None:
+        now, rank = time.thread_time(), getattr(HERE, "rank", None)
+        if rank is not None and phase == "stop":
+            rank.cpu = min(now, rank.cpu + now - HERE.collects)
+        HERE.collects = now
+
+    gc.callbacks.append(collected)
 
 
 def end_process(status: int) -> NoReturn:

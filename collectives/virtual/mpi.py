@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from mpi4py import MPI as library
 
-from collectives.virtual import topologies
+from collectives.virtual import requests, topologies
 from collectives.virtual.communicator import Comm, Group, Intracomm
 from collectives.virtual.rank import here
 from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage, VirtualRequest
@@ -71,14 +71,14 @@ class World(Intracomm):
     """All ranks of the cluster that this thread is of."""
 
     of: Any = Intracomm.of  # communicators that are made of it are plain
-    handle = property(lambda self: here().cluster.world, lambda self, _: None)
+    held = property(lambda self: here().cluster.world, lambda self, _: None)
 
 
 class Alone(Intracomm):
     """The rank that this thread is."""
 
     of: Any = Intracomm.of
-    handle = property(lambda self: here().alone, lambda self, _: None)
+    held = property(lambda self: here().alone, lambda self, _: None)
 
 
 COMM_WORLD = World()
@@ -91,6 +91,7 @@ NAMES = {
     **{"Wtime": lambda: time.perf_counter(), "Init": lambda: None, "Finalize": lambda: None},
     **{"get_vendor": lambda: ("virtual cluster", (1, 0, 0)), **_ABSENT},
     **{"MESSAGE_NULL": ProbedMessage(), "GROUP_NULL": Group(), "GROUP_EMPTY": Group.of(())},
+    **{name: requests.lacks("MPI", name) for name in ("_addressof", "_handleof", "_sizeof")},
     **{"Attach_buffer": lambda buf: None, "Detach_buffer": lambda: None},
     "Init_thread": lambda required=0: library.Query_thread(),
     "Get_processor_name": lambda: f"virtual{here().number}",

@@ -18,7 +18,8 @@ from collectives.virtual.topologies import Cartcomm, Topocomm
 def record(cluster: VirtualCluster) -> None:
     """From now on the ranks' calls are recorded."""
     for rank in cluster.ranks:
-        rank.recorder, rank.recorder.last = Recorder(), 0.0
+        rank.recorder = Recorder()
+        rank.recorder.last, rank.recorder.main = {0: 0.0}, 0
     of_each: Any = SimpleNamespace(add=lambda *given: here().recorder.add(*given))
     watch = calls.Watch(of_each)
     Comm.numbers = property(_numbers)  # type: ignore[attr-defined]
@@ -29,7 +30,7 @@ def record(cluster: VirtualCluster) -> None:
 
 def _numbers(comm: Any) -> calls.Numbers | None:
     """Numbers of the calls of this rank on a communicator."""
-    context = comm.handle
+    context = comm.held
     if context and comm.rank not in context.called:
         context.called[comm.rank] = calls.Numbers(comm, {context.members: id(context)})
     return context and context.called[comm.rank]

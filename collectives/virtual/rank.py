@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from importlib import _bootstrap
 from typing import TYPE_CHECKING, Any
 
 from collectives.virtual.generators import copy_own, remembered
@@ -111,6 +110,11 @@ class Rank:
             self.cpu = cpu
         return self.clock
 
+    def all_s(self) -> float:
+        """Seconds since the last look at the clock, in which this thread did the work of all."""
+        before, self.cpu = self.cpu, time.thread_time()
+        return (self.cpu - before) * self.cluster.slower * self.cluster.measures
+
     def arrive(self) -> float:
         """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
         now = self.now()
@@ -203,13 +207,13 @@ class Rank:
         Raises:
             RuntimeError: it waits while it imports a module, which others may import, too.
         """
-        if (name := _imported()) and len(self.cluster.ranks) > 1:
+        if HERE.imports and len(self.cluster.ranks) > 1:
             if self.state == "ready":
                 return
             self.state = "ready"
             raise RuntimeError(
-                f"the module {name} waits for other ranks while it is imported, and virtual ranks "
-                "import a module once for all; let a function of it communicate"
+                f"the module {HERE.imports} waits for other ranks while it is imported, and "
+                "virtual ranks import a module once for all; let a function of it communicate"
             )
         if until is not None:
             self.cluster.call(self, until)
@@ -252,21 +256,11 @@ class Rank:
         self.cluster.end(self)
 
 
-def _imported() -> str:
-    """Name of a module whose import is under way in this thread, which holds its lock."""
-    locks = _bootstrap._module_locks  # type: ignore[attr-defined]
-    for name, found in list(locks.items()) if locks else ():
-        lock = found()
-        if lock is not None and lock.owner == threading.get_ident():
-            return str(name)
-    return ""
-
-
 class _ThisThread(threading.local):
-    """The rank that a thread is, and whether it imports a module."""
+    """The rank that a thread is, the module that it imports, its time as it collects garbage."""
 
     rank: Rank
-    imports = False
+    imports, collects = "", 0.0
 
 
 HERE = _ThisThread()

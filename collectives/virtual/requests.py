@@ -17,6 +17,7 @@ UNDEFINED = library.UNDEFINED
 _WHY = {
     "Win": "each rank has a node to itself, and no memory is shared; send messages, or",
     "File": "no rank is a process that MPI could open files for; open one in Python, or",
+    "MPI": "its objects are Python's, which no library in C knows;",
 }
 
 
@@ -52,39 +53,48 @@ class Handled(metaclass=_Kind):
     """An object of MPI, which others may name by the same handle.
 
     Attributes:
+        held: its handle; ``None``: it is null.
         theirs: the class of mpi4py's whose place its class takes.
+        null: MPI's error of null ones.
     """
 
-    handle: Any = None
+    held: Any = None
     theirs: Any = library.Intracomm
+    null: int = library.ERR_COMM
 
     def __new__(cls, other: "Handled | None" = None, *_: Any) -> Self:
         self = object.__new__(cls)
-        self.handle = None if other is None else other.handle
+        self.held = None if other is None else other.held
         return self
 
     @classmethod
     def of(cls, handle: Any) -> Self:
         """The object of a handle."""
         made = cls.__new__(cls)
-        made.handle = handle
+        made.held = handle
         return made
 
+    @property
+    def handle(self) -> Any:
+        if self.held is None:
+            raise library.Exception(self.null)
+        return self.held
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handled) and self.handle is other.handle
+        return isinstance(other, Handled) and self.held is other.held
 
     def __hash__(self) -> int:
-        return id(self.handle)
+        return id(self.held)
 
     def __bool__(self) -> bool:
-        return self.handle is not None
+        return self.held is not None
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(type(self), name)
         return partial(method, self) if callable(getattr(self.theirs, name)) else method()
 
     def Free(self) -> None:
-        self.handle = None
+        self.held = None
 
 
 class Begun(Operation):
@@ -125,12 +135,12 @@ def _of_objects(method: Callable[..., Any], give: Callable[..., Any]) -> Any:
 class VirtualRequest(Handled):
     """An operation under way; its handle is an :class:`~collectives.virtual.rank.Operation`."""
 
-    theirs = library.Request
+    theirs, null = library.Request, library.ERR_REQUEST
 
     @property
     def running(self) -> Any:
         """The operation; ``None`` once it has ended."""
-        return self.handle
+        return self.held
 
     def Test(self, status: Any = None) -> bool:
         return self.Get_status() and self._end(status)
@@ -214,7 +224,7 @@ class VirtualRequest(Handled):
         return False
 
     def _stop(self) -> None:
-        self.handle = None
+        self.held = None
 
     def _tell(self, status: Any) -> bool:
         getattr(self.running, "tell", write)(status)
@@ -285,7 +295,7 @@ def forms(begin: Callable[..., Operation], **fixed: Any) -> tuple[Any, Any, Any]
 class ProbedMessage(Handled):
     """A message that a probe has taken; its handle is the end that sends it."""
 
-    theirs = library.Message
+    theirs, null = library.Message, library.ERR_REQUEST
 
     Probe = probe = staticmethod(lambda comm, *given, **named: comm.Mprobe(*given, **named))
     Iprobe = iprobe = staticmethod(lambda comm, *given, **named: comm.Improbe(*given, **named))
@@ -294,7 +304,7 @@ class ProbedMessage(Handled):
         send: MessageEnd = self.handle
         if send.source == library.PROC_NULL:
             return VirtualRequest.of(send)
-        self.handle = None
+        self.held = None
         receive = MessageEnd(send.context, False, data, send.source, send.target, send.tag)
         send.meet(receive, here().arrive())
         return VirtualRequest.of(receive)

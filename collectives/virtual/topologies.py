@@ -39,7 +39,7 @@ class Topocomm(Intracomm):
     @classmethod
     def on(cls, comm: Intracomm, layout: Any, color: Any = 0) -> Any:
         """The ranks of ``comm`` that give this colour, in this layout."""
-        made = cls.of(Intracomm.Split(comm, color, comm.rank).handle)
+        made = cls.of(Intracomm.Split(comm, color, comm.rank).held)
         if made:
             made.handle.topology[made.rank] = layout
         return made

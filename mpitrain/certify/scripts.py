@@ -29,7 +29,7 @@ _WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
 @contextmanager
 def watched(session: Session) -> Iterator[None]:
     """Record the steps of torch's optimisers on this rank, unless the trainer records its own."""
-    take_over()
+    take_over(("gloo",))  # whose ranks would wait for one that fails
     name_ranks()
     watch, usual = _TorchWatch(session), torch.get_default_dtype()
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [

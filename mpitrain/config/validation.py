@@ -160,7 +160,7 @@ def _rates(job: Tables) -> Faults:
     warmup, falling = optim.warmup_epochs, optim.decay_epochs
     if warmup >= passes:
         key = "federated.rounds" if job.federated.clients else "train.epochs"
-        yield "optim.warmup_epochs", f"{warmup:g} must be less than {key} = {passes}"
+        yield "optim.warmup_epochs", f"{warmup:g} must be less than {key} = {passes}; set both"
     if warmup and optim.warmup_steps:
         yield "optim.warmup_steps", f"warmup_epochs = {warmup:g} says the same; leave one out"
     if optim.schedule == "wsd" and not 0 < falling <= passes - warmup:

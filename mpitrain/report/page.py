@@ -113,8 +113,8 @@ def _times(ranks: Sequence[facts.Rank]) -> str:
     bars = [_bar(number, rank, longest) for number, rank in enumerate(ranks)]
     rest = bars[_RANKS:]
     more = _folded(f"{len(rest)} more ranks", "".join(rest)) if rest else ""
-    totals = list(facts.waited_for(ranks).items())[:3]
-    whom = ", ".join(f"rank {rank} ({facts.duration(s)})" for rank, s in totals if s >= 0.005)
+    totals, least = list(facts.waited_for(ranks).items())[:3], 0.05 * sum(r.seconds for r in ranks)
+    whom = ", ".join(f"rank {rank} ({facts.duration(s)})" for rank, s in totals if s >= least)
     return (
         f'<div class="key">{key}</div>{"".join(bars[:_RANKS])}{more}'
         + (f"<p>Waited for most, by all ranks together: {whom}.</p>" if whom else "")

@@ -35,13 +35,16 @@ def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, 
 
 
 PROGRAM_OF_RANKS = """
-import time
+import gc, time
 import numpy as np
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 if comm.rank == 1:
     import imported_once
+    gc.callbacks.append(lambda phase, _: imported_once.work() if phase == "start" else None)
+    gc.collect()
+    del gc.callbacks[-1]
     assert time.perf_counter() < imported_once.SECONDS
 for step in range(12):
     time.sleep(0.3 if comm.rank == 2 else 0.1)
@@ -53,15 +56,26 @@ for step in range(12):
 @scratch
 def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM_OF_RANKS)
-    text = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.5: pass"
-    (tmp_path / "imported_once.py").write_text(f"{text}\nSECONDS = 0.5\n")
-    words = ("-m", "collectives.virtual", "-n", 3, "--profile=found", "program.py")
+    (tmp_path / "imported_once.py").write_text(
+        "import time\ndef work():\n    begun = time.process_time()\n"
+        "    while time.process_time() < begun + 0.5: pass\nwork()\nSECONDS = 0.5\n"
+    )
+    words = ("-m", "collectives.virtual", "-n", 3, "--profile", "program.py")
     done = programs.run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "Rank 2 is slow, it computes " in done.stderr
-    assert " Bcast at program.py:12" in done.stderr
-    assert "collectives/" not in (tmp_path / "found.json").read_text()
-    assert "Rank 2 is slow" in (tmp_path / "found.html").read_text()
+    assert " Bcast at program.py:15" in done.stderr
+    assert "collectives/" not in (tmp_path / "profile.json").read_text()
+    assert "Rank 2 is slow" in (tmp_path / "profile.html").read_text()
+
+
+@scratch
+def test_a_module_that_waits_while_it_is_imported_is_named(tmp_path):
+    (tmp_path / "talks.py").write_text("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n")
+    (tmp_path / "program.py").write_text("import talks\n")
+    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
+    assert done.returncode == 1
+    assert "the module talks waits for other ranks while it is imported, and " in done.stderr
 
 
 @scratch

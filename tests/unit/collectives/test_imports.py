@@ -72,7 +72,12 @@ MPI.Finalize()
     assert (told.returncode, told.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["collectives", "collectives.__main__"])
+COMMANDS = ", collectives.commands.".join(
+    ("collectives.__main__", "bench", "explore", "models", "schedules", "tune")
+)
+
+
+@pytest.mark.parametrize("module", ["collectives", COMMANDS])
 def test_importing_starts_no_mpi(module):
     code = (
         f"import {module}, sys; "

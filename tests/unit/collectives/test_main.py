@@ -148,7 +148,7 @@ def test_one_vocabulary_and_that_of_the_release_before(capsys, monkeypatch, form
         found.append(vars(parser.parse_args(given)))
         raise SystemExit(0)
 
-    monkeypatch.setattr("collectives.__main__.parsed", parse)
+    monkeypatch.setattr("collectives.commands.program.parsed", parse)
     for one in (former, words, f"{words.split()[0]} --help"):
         with pytest.raises(SystemExit) as stop:
             main(one.split())

@@ -1,13 +1,18 @@
 """The sums and the sample of a profile, and who waited for whom in it."""
 
 import argparse
+import json
 import sys
 from random import Random
+from threading import Thread
 from time import perf_counter
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
 from collectives.run import record
+from collectives.run.calls import named_bytes
 from collectives.run.program import parse
 from collectives.run.record import CAME, WAITED, Kept, Recorder, Site
 from collectives.run.report import write
@@ -80,6 +85,45 @@ def test_a_site_waits_for_the_share_of_its_sample():
     assert cost.calls == [50, 50]
 
 
+def test_a_thread_has_a_row_of_its_own(tmp_path):
+    recorder = Recorder()
+
+    def receive(calls, seconds):
+        for _ in range(calls):
+            recorder.add(sys._getframe(), "Recv", perf_counter() - seconds, [8], BOTH)
+
+    thread = Thread(target=receive, args=(2, 6.0))
+    thread.start()
+    thread.join()
+    receive(1, 4.0)
+    sites = list(recorder.sites.values())
+    assert [bool(site.thread) for site in sites] == [True, False] and sites[0].before == 0.0
+    told = write([Ran(10.0, sites, recorder.kept)], tmp_path / "found", 0)
+    rows = [line.split()[:4] for line in told.splitlines()[3:5]]
+    assert [row[0] for row in rows] == ["0", "0.1"]
+    assert [row[2:] for row in rows] == [["60.0%", "40.0%"], ["0.0%", "100.0%"]]
+    events = json.loads((tmp_path / "found.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in events[:2]] == ["rank 0", "rank 0.1"]
+    assert {event["tid"] for event in events[2:]} == {0, 1}
+
+
+def test_bytes_are_those_of_the_items_that_a_call_names():
+    column, items = MPI.DOUBLE.Create_vector(4, 1, 9).Commit(), np.zeros(100)
+    for spec, nbytes in (
+        (items, 800),
+        ([items, None, MPI.DOUBLE], 800),
+        ([items, 3, MPI.DOUBLE], 24),
+        ([items, (2, 0), column], 64),
+        ([items, [2, 3], MPI.DOUBLE], 40),
+        ([items, (np.array([2, 3]), None), MPI.DOUBLE], 40),
+        ([items, [2, 3], [0, 2], MPI.DOUBLE], 40),
+        (bytearray(3), 3),
+        (7, 0),
+    ):
+        assert named_bytes(spec) == nbytes
+    column.Free()
+
+
 def said(late_by):
     """The first line of a profile of an all-reduce, to which ranks come late by these seconds."""
     ranks = [
@@ -123,6 +167,6 @@ def test_a_rank_is_not_blamed_for_a_machine_s_noise():
 def test_a_profile_without_a_file_takes_no_word(words, profile, replaced, arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("--replace")
-    found = parse(parser, words.replace("SCRIPT", __file__).split(), "--replace")
+    found = parse(parser, words.replace("SCRIPT", __file__).split(), ["--replace"])
     assert (found.profile, found.replace, found.script) == (profile, replaced, __file__)
     assert found.arguments == arguments

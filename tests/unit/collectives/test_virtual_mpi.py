@@ -105,11 +105,45 @@ def test_what_a_virtual_cluster_lacks_is_refused_with_its_reason():
                 "no Intracomm.Spawn: .* start this program with mpiexec",
             ),
             (lambda: COMM_WORLD.group.Range_incl([(0, 0, 1)]), "no Group.Range_incl"),
+            (lambda: NAMES["_handleof"](COMM_WORLD), "no MPI._handleof: its objects are Python's"),
+            (lambda: NAMES["_sizeof"](NAMES["Comm"]), "no MPI._sizeof: .* in C knows; start"),
         ):
             with pytest.raises(NotImplementedError, match=told):
                 call()
         with pytest.raises(AttributeError, match="Intracomm has no Alreduce"):
             COMM_WORLD.Alreduce()
+
+    run(1, program)
+
+
+def test_a_null_object_raises_the_error_of_mpi():
+    none, one = NAMES["COMM_NULL"], bytearray(1)
+
+    def program():
+        made = COMM_WORLD.Dup()
+        made.Disconnect()
+        for comm in (none, made, COMM_WORLD.Split(MPI.UNDEFINED), NAMES["Cartcomm"]()):
+            for name, *given in (
+                ("Get_rank",),
+                ("Get_size",),
+                ("Allreduce", one, one),
+                ("bcast", 1),
+                ("Ibarrier",),
+                ("recv",),
+                ("Create_cart", [1]),
+                ("Get_name",),
+                ("Free",),
+                ("Compare", COMM_WORLD),
+            ):
+                with pytest.raises(MPI.Exception) as raised:
+                    getattr(comm, name)(*given)
+                assert raised.value.Get_error_class() == MPI.ERR_COMM
+        for call in (NAMES["GROUP_NULL"].Get_size, NAMES["Prequest"]().Start):
+            with pytest.raises(MPI.Exception, match=r"invalid (group|request)"):
+                call()
+        with pytest.raises(MPI.Exception):
+            NAMES["MESSAGE_NULL"].Recv(one)
+        NAMES["REQUEST_NULL"].Wait()
 
     run(1, program)
 

@@ -112,6 +112,25 @@ def test_clocks_move_by_work_by_messages_and_by_waiting_for_the_last():
     assert first == sum(own.values()) < second == pytest.approx(sum(other.values()))
 
 
+def test_all_ranks_do_the_work_of_a_sum(monkeypatch):
+    cpu = [0.0]
+
+    def add(*_):
+        cpu[0] += 1.0
+
+    def program():
+        COMM_WORLD.Allreduce(np.ones(4), np.empty(4), own)
+        here().now()
+        return here().spent
+
+    monkeypatch.setattr("collectives.virtual.rank.time.thread_time", lambda: cpu[0])
+    own = MPI.Op.Create(add)
+    for spent in VirtualCluster(4, Topology(PORT)).run(program):
+        assert spent["computing"] == 0.0
+        assert spent["communicating"] == pytest.approx(3 / 4, abs=1e-3)
+    own.Free()
+
+
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:

@@ -154,6 +154,12 @@ def test_the_slowest_is_who_spends_least_in_meetings():
     found = facts.ranks(times)
     assert facts.waited_for(found) == {2: 27.0}
     assert [rank.seconds for rank in found] == [10.5] * 4
+    assert "by all ranks together: rank 2 (27 s)" in page._times(found)
+
+
+def test_no_rank_is_named_for_the_noise_of_a_machine():
+    times = [RankTime(0, 0, 10.0 + 0.1 * rank, 1.0 - 0.1 * rank, {}, 0.0, 0) for rank in range(3)]
+    assert "by all ranks" not in page._times(facts.ranks(times))
 
 
 KILLED = "not finished: it was killed while it wrote its last line, or is writing it now"
