@@ -18,7 +18,7 @@ two_or_more = pytest.mark.mpi(min_size=2)
 few_enough = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="shown on up to 4 ranks")
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @two_or_more
 @few_enough
 def test_counters_are_not_given_out_twice():
@@ -38,7 +38,7 @@ def test_counters_are_not_given_out_twice():
             assert (short == total(comm)).all()
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @few_enough
 @pytest.mark.parametrize("make", [np.zeros, None], ids=["messages", "shared"])
 def test_more_plans_than_counters(make):
