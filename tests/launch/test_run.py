@@ -134,7 +134,6 @@ def test_the_exit_status_is_that_of_the_program(tmp_path, initialize, then, stat
 
 #: In each of the twenty steps, rank 1 or rank 0 lets the others wait.
 FAULTS = {
-    "slow": "work(0.04 if rank == 1 else 0.015); world.Allreduce(MPI.IN_PLACE, np.ones(100))",
     "data": """
     items = 2000 if rank == 1 else 1000
     work(items * 2e-5)
@@ -150,7 +149,6 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("slow", "Rank 1 is slow, it computes "),
         ("data", "Rank 1 has 2.0 times as much data as the others in Allgatherv at planted.py:"),
         ("serial", "Rank 0 works alone, a serial section: "),
         ("sender", "Rank 0 sends late: rank 1 waits "),
