@@ -111,7 +111,8 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
         tmp_path.joinpath(name).symlink_to(shutil.which("sh"))
     rank = tmp_path / "rank.py"
     rank.write_text(
-        "import ctypes\nfrom collectives.failure.abort import expect_end\n"
+        "import ctypes, pathlib, time\nfrom collectives.failure.abort import expect_end\n"
+        f"while not pathlib.Path('{tmp_path}', 'seen').exists(): time.sleep(0.02)\n"
         "expect_end(0.5, 1.0)\nctypes.PyDLL(None).sleep(60)"  # keeps the interpreter's lock
     )
     command = f"{sys.executable} {rank}"
@@ -128,6 +129,7 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
             while (found := living(f"{tmp_path}/")) != wanted and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert found == wanted
+            tmp_path.joinpath("seen").touch()
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
