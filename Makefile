@@ -101,7 +101,8 @@ test: quick
 # badly there.
 quick slow check test-% collectives-% mpitrain-% full-% layouts-%: export OMP_NUM_THREADS ?= 1
 
-QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q $(if $(ONLY),-k '$(ONLY)')
+CHOSEN = $(if $(ONLY),-k '$(ONLY)')
+QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q $(CHOSEN)
 
 # A rule each: make takes one recipe of two patterns for both.
 test-%: install
@@ -114,10 +115,10 @@ mpitrain-%: install
 	$(QUICK_ON_RANKS) tests/mpi/mpitrain
 
 quick: install
-	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(CHOSEN) $(TESTS)
 
 slow: install
-	$(BIN)/python -m pytest -q -m slow $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -q -m slow $(WORKERS) $(CHOSEN) $(TESTS)
 
 test-full: install
 	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/local
