@@ -173,7 +173,7 @@ class Alone:
 def test_what_is_being_sent_does_not_change(algorithm):
     blocks = contract(algorithm.collective)
     combine = np.maximum if blocks.reduces else None
-    for size, rank in ((size, rank) for size in (2, 3, 4, 5, 8) for rank in range(size)):
+    for size, rank in ((n, rank) for n in (2, 3, 4, 5, 8) for rank in range(n)):
         schedule = algorithm.schedule(size)
         member = schedule.member(rank)._replace(chunks=1)
         lengths = 12 * blocks.send_blocks(member), 12 * blocks.recv_blocks(member)

@@ -63,7 +63,10 @@ def comm(cupy):
 
 
 EVERY = (*roads.CHECKS, *controls.CHECKS, *leaving.CHECKS)
-LONG = {f"leaving.{what}" for what in ("memory, staged", "memory, ipc", "pools, staged", "pools, direct")}
+LONG = {
+    f"leaving.{what}"
+    for what in ("memory, staged", "memory, ipc", "pools, staged", "pools, direct")
+}
 CHECKS = [
     pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
     for one in EVERY

@@ -39,7 +39,9 @@ def expect_the_cpus(**given):
 
 CHECKS = [
     pytest.param(
-        one, id=one.name, marks=pytest.mark.slow if one.name in ("torch.data", "torch.zero 2") else ()
+        one,
+        id=one.name,
+        marks=pytest.mark.slow if one.name in ("torch.data", "torch.zero 2") else (),
     )
     for one in modules.CHECKS
     if RANKS in one.ranks
