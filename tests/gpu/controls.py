@@ -21,9 +21,13 @@ FAULTS = {
 
 
 def noticed(mutant, road):
-    """The job's own modules are imported anew, one of them with the fault in it."""
+    """The job's own modules are imported anew, one of them with the fault in it.
+
+    On a GPU some turns go well by chance.
+    """
     with mutated(mutant) as load:
-        right = load("tests.gpu.roads").slow_sums(road, 24)  # some go well by chance
+        roads = load("tests.gpu.roads")
+        right = roads.slow_sums(road, 3 if hasattr(roads.begin()[0], "machine") else 24)
     wrong = MPI.COMM_WORLD.allreduce(right.count(False))
     assert wrong, "the sums are right with the fault, too"
     return f"wrong without it, as it must be: {wrong} of {MPI.COMM_WORLD.size * len(right)}"

@@ -64,7 +64,7 @@ def all_reduces(road):
         ran = [*names("allreduce"), "auto"]
         for count, dtype in cases:
             items, apart = (place(comm, road, count, dtype) for _ in range(2))
-            for algorithm in ran:
+            for algorithm in ran if dtype is np.float32 else ("ring", "auto"):
                 for result in (items,) if count == most else (apart, items):
                     items[...] = (cupy.arange(count) % 50 + comm.rank).astype(dtype)
                     given = MPI.IN_PLACE if result is items else items

@@ -115,9 +115,9 @@ def test_the_matrix_is_tried(tmp_path):
 
 def test_tables_are_made_without_ranks(tmp_path):
     files = [str(path) for path in sorted(ROOT.glob("docs/figures/peers/allreduce_*.json"))]
-    assert "| 64 MiB |" in run(tmp_path, 1, "-m", "benchmarks.compare", "--peers", *files)
+    assert "| 64 MiB |" in run(tmp_path, None, "-m", "benchmarks.compare", "--peers", *files)
     few = ["--count=10", "--algorithm=ring"]
-    assert "\nring " in run(tmp_path, 1, "-m", "benchmarks.rounding", *few)
+    assert "\nring " in run(tmp_path, None, "-m", "benchmarks.rounding", *few)
     tuned = tmp_path / "tuned.json"
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
     entry = {
@@ -126,7 +126,7 @@ def test_tables_are_made_without_ranks(tmp_path):
     }  # fmt: skip
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
     tuned.write_text(json.dumps({**content, "entries": [entry]}))
-    assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", tuned)
-    told = run(tmp_path, 1, "-m", "benchmarks.portable", tuned, "-o", tmp_path / "kept.json")
+    assert "0 4 0 0 # ring" in run(tmp_path, None, "-m", "benchmarks.openmpi_rules", tuned)
+    told = run(tmp_path, None, "-m", "benchmarks.portable", tuned, "-o", tmp_path / "kept.json")
     assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []

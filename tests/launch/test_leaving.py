@@ -182,6 +182,7 @@ mpitrain.Trainer(
 """
 
 
+@pytest.mark.slow
 def test_replicas_of_which_one_skips_a_norm_are_named(tmp_path):
     ended = start(tmp_path, program=SKIPS)
     assert ended.returncode == 1

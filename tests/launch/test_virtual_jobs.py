@@ -41,14 +41,15 @@ def numbers(run):
 
 #: Layouts, and whether the MPI ranks' own sums must be ours, too, as those of three ranks are not.
 LAYOUTS = [
-    pytest.param(
-        *(2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}), marks=pytest.mark.slow
-    ),
+    (2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}),
     pytest.param(
         *(3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),
         marks=pytest.mark.slow,
     ),
-    (4, "gpt_3d", ("parallel.algorithm=ring",), {"COLLECTIVES_LINK": "cluster"}),
+    pytest.param(
+        *(4, "gpt_3d", ("parallel.algorithm=ring",), {"COLLECTIVES_LINK": "cluster"}),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

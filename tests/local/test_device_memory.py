@@ -27,7 +27,7 @@ def given(schedule, size):
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_every_algorithm(monkeypatch, algorithm, road):
-    for size, seed in ((1, None), (2, None), (3, None), (3, 1), (5, 2)):
+    for size, seed in ((1, None), (2, None), (3, 1), (5, 2)):
         schedule = algorithm.schedule(size)
         combine = np.maximum if schedule.contract.idempotent else np.add
         inputs, received = given(schedule, size)

@@ -11,6 +11,7 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS
 from collectives.analysis.verify import verify
+from collectives.contracts import contract
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
 from collectives.execution.transport.flags import Flag, RunCount, Tick
@@ -164,17 +165,16 @@ class Alone:
         raise AssertionError("a blocking call waits")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
     "algorithm",
     [a for a in ALGORITHMS if a.collective != "barrier"],
     ids=lambda a: f"{a.collective}-{a.name}",
 )
-def test_what_is_being_sent_does_not_change(algorithm, size):
-    schedule = algorithm.schedule(size)
-    blocks = schedule.contract
+def test_what_is_being_sent_does_not_change(algorithm):
+    blocks = contract(algorithm.collective)
     combine = np.maximum if blocks.reduces else None
-    for rank in range(size):
+    for size, rank in ((n, rank) for n in (2, 3, 4, 5, 8) for rank in range(n)):
+        schedule = algorithm.schedule(size)
         member = schedule.member(rank)._replace(chunks=1)
         lengths = 12 * blocks.send_blocks(member), 12 * blocks.recv_blocks(member)
         send, recv = (np.zeros(n, np.int64) if n else None for n in lengths)
@@ -184,4 +184,4 @@ def test_what_is_being_sent_does_not_change(algorithm, size):
         bind(schedule, transport, Operands(send, recv), combine)()
         assert all(one.left is None for one in transport.sends)
         assert not any(one.started for one in transport.receives)
-        assert schedule.size == 1 or [*chain(transport.sends, transport.receives)]
+        assert [*chain(transport.sends, transport.receives)]

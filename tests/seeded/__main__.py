@@ -44,7 +44,7 @@ def parts(fault: Fault, full: bool, near: bool) -> list[Part]:
     quick = [f"--ignore={OF_THE_FAULTS}", *([] if full else ["-m", "not slow"])]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
     few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
-    ranks = [(3, few), (2, few), (2, trainer)]
+    ranks = [(3, few), (2, trainer)]
     if full:
         ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
 
@@ -97,7 +97,7 @@ def caught_by(fault: Fault, full: bool, near: bool) -> str | None:
                 )
             except subprocess.TimeoutExpired:
                 return f"{part.name}: they hang"
-            if done.returncode:
+            if done.returncode not in (0, 5):  # 5: on so many ranks, none is quick
                 text = done.stdout.decode(errors="replace")
                 failed = [line for line in text.splitlines() if line.startswith("FAILED")]
                 return f"{part.name}: {failed[0][7:107] if failed else 'they end early'}"

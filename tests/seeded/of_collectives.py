@@ -279,8 +279,8 @@ FAULTS = [
         "for plan in tuple(_HERE.plans)[:0]:\n            plan.Test()",
     ),
     Fault(
-        "progress: another thread's plan is moved by none", "tests/mpi/collectives/test_threads.py",
-        "collectives/execution/progress.py",
+        "progress: another thread's plan is moved by none",
+        "tests/unit/collectives/test_progress.py", "collectives/execution/progress.py",
         "                plan.among.remove(plan)\n                _HERE.plans.append(plan)",
         "                plan.among.remove(plan)",
     ),

@@ -31,7 +31,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("collective", [*CONTRACTS, *OTHERS])
 def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
     status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
@@ -56,7 +56,7 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
         assert not lines
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("collective", ["allreduce", "broadcast"])
 def test_the_least_memory_traffic(comm, tmp_path, collective):
     _, told, _ = bench(comm, tmp_path, collective, *QUICK, "--floor", "--memory", "both")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi
 ALLREDUCES = [*names("allreduce"), "native", "auto"]
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_large_segments_in_shared_memory(comm, algorithm):
     """Long enough to be cut into several segments on every rank."""

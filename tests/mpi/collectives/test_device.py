@@ -63,7 +63,10 @@ def comm(cupy):
 
 
 EVERY = (*roads.CHECKS, *controls.CHECKS, *leaving.CHECKS)
-LONG = ("leaving.memory, staged", "leaving.memory, ipc", "leaving.pools, staged")
+LONG = {
+    f"leaving.{what}"
+    for what in ("memory, staged", "memory, ipc", "pools, staged", "pools, direct")
+}
 CHECKS = [
     pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
     for one in EVERY
@@ -90,7 +93,7 @@ def test_auto_says_what_it_runs(comm, road):
     assert plan.algorithm == ("direct" if shares and comm.size != 2 else "butterfly")
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("memory", ["cupy", "ipc"])
 @pytest.mark.parametrize(
     "collective",
@@ -115,7 +118,7 @@ def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
     assert told["environment"]["gpu"]
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
     """A row that does nothing is counted as wrong."""
     if not stands_in(cupy):

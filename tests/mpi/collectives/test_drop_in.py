@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2, 3)]
 
 
 def ended(made):

@@ -21,7 +21,7 @@ def comm(monkeypatch) -> Iterator[Communicator]:
         yield made
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "butterfly", "double_binary_tree"])
 def test_sums_are_right_and_fences_are_made(comm, monkeypatch, algorithm):
     made = []

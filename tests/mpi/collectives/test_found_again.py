@@ -12,7 +12,7 @@ from collectives.calls.bind import Binder
 from collectives.calls.validate import Validator
 from tests.mpi.collectives.forms import expect_sum, total
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2, 3)]
 
 
 @pytest.fixture

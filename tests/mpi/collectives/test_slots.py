@@ -168,7 +168,7 @@ def through_slots(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64, np.complex64])
+@pytest.mark.parametrize("dtype", [np.float16, np.int64, np.complex64])
 @pytest.mark.parametrize("inter", ["ring", "butterfly"])
 @pytest.mark.mpi(min_size=3)
 def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inter):
@@ -181,7 +181,7 @@ def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inte
     algorithm = f"hierarchical:local={2 - world.size % 2},inter={inter},segments=4"
     digits = 0 if dtype is np.int64 else 4 * np.finfo(dtype).eps
     with Communicator(world) as comm:
-        for count in (0, 1, world.size - 1, 1001, 100_003):
+        for count in (0, world.size - 1, 1001, 70_003):
             inputs = [np.random.default_rng(n).random(count) for n in range(world.size)]
             inputs = [(100 * one).astype(dtype) for one in inputs]
             results = [np.empty(count, dtype)]

@@ -15,7 +15,7 @@ SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 TOTAL = SIZE * (SIZE + 1) / 2
 THREADS = 4
 pytestmark = [
-    pytest.mark.quick_on(2),
+    pytest.mark.quick_on(2, 3),
     pytest.mark.mpi(min_size=2),
     pytest.mark.skipif(MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="MPI takes one thread"),
     pytest.mark.skipif(SIZE > 4, reason="shown on up to 4 ranks"),

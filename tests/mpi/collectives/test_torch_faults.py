@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.replicas import check_replicas  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
 def test_calls_are_events_of_the_profiler(world):
@@ -41,7 +41,7 @@ def test_calls_are_events_of_the_profiler(world):
     ]
 
 
-@pytest.mark.parametrize("names_all", [False, True])
+@pytest.mark.parametrize("names_all", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     rank, last = world.rank(), world.size() - 1
     is_late = rank == last > 0

@@ -10,7 +10,7 @@ import torch.distributed.nn.functional as nn  # noqa: E402
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.quick_on(2, 3),
+    pytest.mark.quick_on(3),
     pytest.mark.at_most(4),
     pytest.mark.usefixtures("world"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),

@@ -18,7 +18,7 @@ def test_a_rank_alone_has_nothing_to_measure(comm, tmp_path, capsys):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(2, 3)
 def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
     if comm.size == 1:
         pytest.skip("a rank alone measures nothing")

@@ -307,7 +307,7 @@ def layouts(model, ranks):
 
 #: Layouts that have every kind of parallelism between them.
 _FEW = {
-    2: ("interleaved", "sequence, zero 3", "node shared"),
+    2: ("interleaved", "sequence, zero 3"),
     3: ("v, zero bubble", "zero 3"),
     4: (
         "data x pipe, interleaved, zero 3",

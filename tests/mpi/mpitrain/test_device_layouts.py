@@ -131,25 +131,33 @@ def held(monkeypatch):
     return found
 
 
-@pytest.mark.quick_on(1, 2)
-def test_steps_keep_to_their_budget(held):
+#: Of each number of ranks; few are quick.
+BUDGETS = json.loads(BUDGET.read_text()).get(str(RANKS), {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("zero 3", "sequence") else pytest.mark.slow)
+        for n in BUDGETS
+    ],
+)
+def test_steps_keep_to_their_budget(held, name):
     """Kernels, waits and gates of a step: see ``tests/golden/device_budget.json``, docs/gpu.md.
 
     A smaller number found goes into the file: it may not grow again.
     """
-    budget = json.loads(BUDGET.read_text()).get(str(RANKS), {})
-    for name, right in budget.items():
-        config = replace(small(**layouts("gpt", RANKS)[name]), train=Train(batch_size=8))
-        with trainer_on("cuda", config) as one:
-            steps = one.run_epoch(0)
-            next(steps)
-            gc.collect()  # memory of the trainer before waits when it goes
-            counts.reset()
-            held.clear()
-            next(steps)
-            own = counts.launched, counts.waited, sum(held)
-            found = [MPI.COMM_WORLD.allreduce(number, MPI.MAX) for number in own]
-            steps.close()
-        assert counts.broadcast_matmuls.total() == 0, counts.broadcast_matmuls
-        assert all(a <= b for a, b in zip(found, right, strict=True)), (name, found, right)
-        assert found[1] <= 1, (name, counts.syncs)
+    config = replace(small(**layouts("gpt", RANKS)[name]), train=Train(batch_size=8))
+    with trainer_on("cuda", config) as one:
+        steps = one.run_epoch(0)
+        next(steps)
+        gc.collect()  # memory of the trainer before waits when it goes
+        counts.reset()
+        held.clear()
+        next(steps)
+        own = counts.launched, counts.waited, sum(held)
+        found = [MPI.COMM_WORLD.allreduce(number, MPI.MAX) for number in own]
+        steps.close()
+    assert counts.broadcast_matmuls.total() == 0, counts.broadcast_matmuls
+    assert all(a <= b for a, b in zip(found, BUDGETS[name], strict=True)), found
+    assert found[1] <= 1, counts.syncs

@@ -37,11 +37,19 @@ def expect_the_cpus(**given):
         np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-5)
 
 
-CHECKS = [one for one in modules.CHECKS if RANKS in one.ranks]
+CHECKS = [
+    pytest.param(
+        one,
+        id=one.name,
+        marks=pytest.mark.slow if one.name in ("torch.data", "torch.zero 2") else (),
+    )
+    for one in modules.CHECKS
+    if RANKS in one.ranks
+]
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHECKS)
 def test_each_check_of_modules_on_a_gpu(check):
     check.run()
 

@@ -5,19 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.mpi.mpitrain.fits import (
-    CUTS,
-    RANKS,
-    SEVERAL,
-    Block,
-    Sentences,
-    Waves,
-    Whole,
-    assert_as_alone,
-    made,
-    of_both,
-    tensors,
-)
+from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -87,17 +75,6 @@ def test_weights_that_stages_share_in_another_order_have_one_sum(folder, alone):
     with made(folder, model=Woven, cuts="blocks", parallel=parallel) as trainer:
         tests = trainer.fit()
     assert_as_alone(tests, trainer.module, alone(model=Woven))
-
-
-def test_the_module_gives_the_results_of_the_test_in_torch(folder):
-    data = {"train_data": Sentences(100, 1), "test_data": Sentences(30, 2), "workers": 1}
-    with made(folder, **SEVERAL, **data) as trainer:
-        tests = trainer.fit()
-    with torch.no_grad():
-        samples = trainer.parts.data.test[:]
-        outputs = trainer.module.double().eval()(**tensors(samples.inputs))
-        loss = of_both(outputs, tensors(samples.labels).values())
-    assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
 
 def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):

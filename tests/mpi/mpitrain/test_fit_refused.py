@@ -133,9 +133,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             ConfigError,
             r"whole parameters, and parallel\.zero cuts them",
         ),
-        ({"schedule": "cosin"}, ConfigError, r"optim\.schedule = 'cosin': unknown value; did you"),
         ({"warmup_steps": 99}, ConfigError, r"optim\.warmup_steps: 99 steps of climbing and 0 of"),
-        ({"records": ["csvv"]}, ConfigError, r"run\.records\[0\] = 'csvv': unknown value; did you"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
         ({"train_data": None}, TypeError, "test_data without train_data"),
@@ -222,12 +220,9 @@ def below(x, y):
 @pytest.mark.parametrize(
     ("part", "at", "other", "message", "given"),
     [
-        ("train", 37, torn, TORN, PIPE),
         ("train", 37, torn, TORN, PIPE | {"workers": 2}),
         ("test", AT, torn, TORN, PIPE | {"workers": 1, "batch_size": 4}),
-        ("train", 37, below, LABEL, BINARY),
         ("test", AT, below, LABEL, BINARY),
-        ("train", 37, wider, "all must be alike", ONE_BY_ONE),
         ("test", 37, wider, "all must be alike", ONE_BY_ONE),
     ],
 )

@@ -1,6 +1,5 @@
 """Recipes of loops of torch: losses, parameters and metrics are one process's in every layout."""
 
-from collections import namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -21,7 +20,6 @@ Y = X.sin().sum(1, keepdim=True)
 CLASSES = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
 WORDS = torch.randint(0, 5, (22, 4), generator=DRAW)
 WORDS[::3, 2:] = -100
-Pair = namedtuple("Pair", "a b")
 
 
 @dataclass
@@ -156,16 +154,7 @@ RECIPES = {
     "a norm's own forward": dict(model=lambda: Net(norm=with_forward), norms=True),
     "no running values": dict(model=lambda: Net(norm=without_running), norms=True),
     "a norm as a function": dict(model=lambda: Net(norm=Function), norms=True),
-    "nested dictionaries": dict(
-        model=lambda: Net(lambda y: {"a": {"b": y}}), loss=lambda o, y: F.mse_loss(o["a"]["b"], y)
-    ),
-    "a named tuple": dict(
-        model=lambda: Net(lambda y: Pair(y, 2 * y)), loss=lambda o, y: F.mse_loss(o.a + o.b, y)
-    ),
     "a data class": dict(model=lambda: Net(Found), loss=lambda o, y: F.mse_loss(o.scores, y)),
-    "nothing beside": dict(
-        model=lambda: Net(lambda y: (y, None)), loss=lambda o, y: F.mse_loss(o[0], y)
-    ),
 }  # fmt: skip
 
 

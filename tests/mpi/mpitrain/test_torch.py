@@ -69,50 +69,7 @@ class Tables(torch.nn.Module):
         return x.flatten(1) + self.table
 
 
-class Tied(torch.nn.Module):
-    """The weights of another layer, the other way round."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = weight
-        self.scale = torch.nn.Parameter(torch.ones(64))
-
-    def forward(self, x):
-        return (x @ self.weight) * self.scale
-
-
-def with_tables_and_ties():
-    torch.manual_seed(0)
-    first = torch.nn.Linear(64, 16)
-    parts = Tables(), first, torch.nn.Tanh(), Tied(first.weight), torch.nn.Linear(64, 10)
-    return torch.nn.Sequential(*parts).double()
-
-
 SLOW, PIPE, RECOMPUTE = pytest.mark.slow, dict(pipe=RANKS), dict(recompute=True)
-
-
-@pytest.mark.quick_on(4)
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        PIPE,
-        dict(zero=3),
-        dict(pipe=RANKS, schedule="zero_bubble"),
-        *(pytest.param(how, marks=SLOW) for how in ({}, dict(zero=2), RECOMPUTE)),
-    ],
-    ids=str,
-)
-def test_torch_layers_train_as_in_torch_alone_and_go_back_into_the_module(comm, parallel):
-    mine = with_tables_and_ties()
-    if parallel.get("pipe", 1) > 4:
-        pytest.skip("the module has 5 parts")
-    with start(comm, job(**parallel), objects=UserObjects(layers=layers(mine))) as trainer:
-        found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
-        load_into(mine, trainer.parts)
-    expected, one = alone(with_tables_and_ties())
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    for value, wanted in zip(mine.parameters(), one.parameters(), strict=True):
-        torch.testing.assert_close(value, wanted, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.quick_on(2)

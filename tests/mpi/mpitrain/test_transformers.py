@@ -224,7 +224,7 @@ def grid():
         pytest.param(
             name,
             layout,
-            marks=() if place > 2 and place % len(MODELS) == number else pytest.mark.slow,
+            marks=() if place > 3 and place % len(MODELS) == number else pytest.mark.slow,
             id=f"{name} {layout}",
         )
         for number, name in enumerate(MODELS)
@@ -292,13 +292,13 @@ def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *(pytest.param("t5", name, marks=pytest.mark.slow) for name in ("zero 1", "zero 3")),
+        *(("t5", name) for name in ("zero 1", "zero 3")),
         *([("adapted llama", "pipe 2")] if RANKS % 2 == 0 else ()),
-        pytest.param("adapted llama", "zero 2", marks=pytest.mark.slow),
+        ("adapted llama", "zero 2"),
     ],
 )
 def test_two_stacks_and_a_few_trained_tensors_train_as_in_one_process(folder, name, layout):

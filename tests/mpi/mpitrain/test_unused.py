@@ -154,7 +154,7 @@ def test_what_crosses_a_cut_and_is_not_used(comm, folder):
     [
         {},
         pytest.param({"parallel": {"zero": 2}}, marks=pytest.mark.slow),
-        {"sync": {"kind": "local", "period": 2, "agree": 3}},
+        pytest.param({"sync": {"kind": "local", "period": 2, "agree": 3}}, marks=pytest.mark.slow),
     ],
     ids=["data", "zero 2", "workers"],
 )

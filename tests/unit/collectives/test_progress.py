@@ -21,6 +21,22 @@ class Stub:
     def abandon(self) -> None: ...
 
 
+def test_a_plan_goes_on_in_the_thread_that_waits_for_it():
+    progress, plan, seen = Progress(), Stub(), []
+    progress.add(plan)
+
+    def wait() -> None:
+        progress.adopt(plan)
+        seen.extend(progress.here)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join()
+    assert seen == [plan] and not progress.here
+    progress.remove(plan)
+    assert not progress.plans and not plan.among
+
+
 @pytest.fixture
 def turns() -> Iterator[None]:
     """Threads take turns after every few steps."""

@@ -30,10 +30,17 @@ def watchdog():
     made.close()
 
 
-def question(peers, text):
-    """What ``peers`` answers to a datagram within a second, or nothing."""
+def until(there):
+    """Returns when ``there()`` is true, or after a minute."""
+    end = monotonic() + 60
+    while not there() and monotonic() < end:
+        sleep(0.01)
+
+
+def question(peers, text, seconds=60):
+    """What ``peers`` answers to a datagram in time, or nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(1)
+        asking.settimeout(seconds)
         asking.sendto(text.encode(), ("127.0.0.1", peers.socket.getsockname()[1]))
         try:
             return asking.recv(MOST_BYTES + 1)
@@ -51,8 +58,8 @@ def test_a_question_that_another_thread_has_taken(watchdog):
         came.set()
 
     watchdog._peers.answer = racing
-    assert not question(watchdog._peers, "taken")
-    assert came.wait(1) and watchdog._thread.is_alive()
+    assert not question(watchdog._peers, "taken", 0.3)
+    assert came.wait(60) and watchdog._thread.is_alive()
     assert question(watchdog._peers, watchdog._peers.token)
 
 
@@ -67,10 +74,8 @@ def test_a_false_alarm(watchdog):
 
     watchdog._peers.ask = slow
     call = watchdog.calls.enter("allreduce")
-    assert asked.wait(3)
-    end = monotonic() + 2
-    while threading.active_count() > before and monotonic() < end:
-        sleep(0.02)
+    assert asked.wait(60)
+    until(lambda: threading.active_count() <= before)
     assert threading.active_count() == before and watchdog._thread.is_alive()
     assert question(watchdog._peers, watchdog._peers.token)
 
@@ -93,7 +98,7 @@ def test_it_ends_the_job_where_no_thread_can_be_started(watchdog, monkeypatch):
     ended = Queue()
     watchdog._end = lambda text, status: ended.put(text)
     call = watchdog.calls.enter("allreduce")
-    assert "has not ended after 0.2 s" in ended.get(timeout=10)
+    assert "has not ended after 0.2 s" in ended.get(timeout=60)
     watchdog.calls.leave(call)
 
 
@@ -112,9 +117,9 @@ def test_a_stack_of_any_letters_arrives(stack):
 
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
-    answers = asking.ask(2.0)
+    answers = asking.ask(20.0)
     over.set()
-    serving.join(1)
+    serving.join()
     for peers in (asking, asked):
         peers.close()
     told = answers[1]["stack"]
@@ -185,11 +190,9 @@ def test_the_next_watchdog_hears_of_signals_when_the_first_is_closed(capfd, tmp_
     def hears(last):
         last.calls.leave(last.calls.enter("of the last"))
         os.kill(os.getpid(), signal.SIGUSR2)
-        said, end = "", monotonic() + 3
-        while "of the last" not in said and monotonic() < end:
-            said += capfd.readouterr().err
-            sleep(0.02)
-        assert "of the last at " in said
+        said = []
+        until(lambda: said.append(capfd.readouterr().err) or "of the last at " in "".join(said))
+        assert "of the last at " in "".join(said)
 
     try:
         for closed in made[:2]:
@@ -348,9 +351,7 @@ def test_the_state_of_a_process_that_does_not_answer(pair):
     pair._numbers[1] = child.pid
     assert "is alive" in pair.state(1)
     child.send_signal(signal.SIGSTOP)
-    end = monotonic() + 5
-    while "is stopped" not in pair.state(1) and monotonic() < end:
-        sleep(0.01)
+    until(lambda: "is stopped" in pair.state(1))
     assert "does not answer: it is stopped" in pair.state(1)
     child.kill()
     child.wait()
@@ -362,9 +363,7 @@ def test_a_farewell_is_heard(watchdog):
         port = watchdog._peers.socket.getsockname()[1]
         for said in ("another has-ended 3 7", f"{watchdog._peers.token} has-ended 3 7", "", "\0"):
             saying.sendto(said.encode(), ("127.0.0.1", port))
-    end = monotonic() + 3
-    while not watchdog._peers.ended and monotonic() < end:
-        sleep(0.01)
+    until(lambda: watchdog._peers.ended)
     assert watchdog._peers.ended[3][0] == 7 and watchdog._thread.is_alive()
 
 
@@ -378,7 +377,5 @@ def test_a_communicator_that_is_dropped_takes_its_watchdog_along():
     assert threading.active_count() == before + 1
     del comm
     gc.collect()
-    end = monotonic() + 3
-    while threading.active_count() > before and monotonic() < end:
-        sleep(0.02)
+    until(lambda: threading.active_count() <= before)
     assert threading.active_count() == before

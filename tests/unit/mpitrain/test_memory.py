@@ -12,7 +12,7 @@ from pathlib import Path
 from mpi4py import MPI
 from mpitrain.config import load
 from mpitrain.start import start
-data = ["data.path=jobs/examples/license.txt", "train.epochs=1", "train.steps=12"]
+data = ["data.path=jobs/examples/license.txt", "train.epochs=1", "train.steps=8"]
 faults = []
 with start(MPI.COMM_SELF, load(Path("jobs/examples/gpt_data.toml"), data)) as loop:
     for _ in loop.steps(0):

@@ -100,10 +100,8 @@ def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets,
 
 #: Keys of a job beside its layout, and its gradients' bytes over those of a plain all-reduce.
 EXCHANGES = [
-    ({"compress": {"codec": "bf16", "least": 0}}, {}, 0.5),
     ({"compress": {"codec": "bf16", "least": 0}}, {"zero": 1}, 0.75),
     ({"compress": {"codec": "bf16", "least": 0}}, {"node_shared": True}, 3 / 7 + 0.5 / 7),
-    ({"sync": {"kind": "local", "period": 10}}, {}, 0.1),
     ({"sync": {"kind": "local", "period": 10, "state": "averaged"}}, {}, 0.2),
 ]
 

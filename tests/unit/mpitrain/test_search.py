@@ -134,7 +134,7 @@ def drawn(rng):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 30 else ()) for n in range(200)]
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 15 else ()) for n in range(200)]
 )
 def test_the_search_finds_the_cheapest_layout_of_all(seed):
     search = drawn(np.random.default_rng(seed))
