@@ -182,7 +182,7 @@ def test_tests_and_metrics_see_the_models_own_loss_and_scores(tmp_path):
 ALONE = "step 1: the (loss|gradient of .*) is .*torch"
 REFUSED = {
     "other counts": "a loss of several means, over other parts of what counts",
-    "penalty": ALONE,
+    "penalty": "adds other things to its loss than means by torch's own losses",
     "contrast": ALONE,
     "centred": ALONE,
     "by hand": "'loss' is a single number, and no mean by torch's own losses",

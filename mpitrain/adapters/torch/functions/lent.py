@@ -117,18 +117,28 @@ def gradients(total: torch.Tensor, outputs: Tensors) -> dict[str, torch.Tensor]:
 
 def leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The leaves of a graph that need a gradient."""
-    found: list[torch.autograd.graph.Node] = []
-    seen = set[torch.autograd.graph.Node]()
-    for root in roots:
-        if root.grad_fn is not None and root.grad_fn not in seen:
-            seen.add(root.grad_fn)
-            found.append(root.grad_fn)
-        elif root.requires_grad and root.is_leaf:
-            yield root
-    for node in found:  # which grows
-        if type(node).__name__ == "AccumulateGrad":
+    graded = [root for root in roots if root.requires_grad]
+    yield from (root for root in graded if root.is_leaf)
+    for node in operations(graded):
+        if is_leaf(node):
             yield node.variable  # type: ignore[attr-defined]
+
+
+def operations(
+    roots: Iterable[torch.Tensor], known: Iterable[torch.Tensor] = ()
+) -> list[torch.autograd.graph.Node]:
+    """The operations behind these tensors, but for those that are behind ``known`` ones alone."""
+    ends = {one.grad_fn for one in known}
+    found = [n for root in roots if (n := root.grad_fn) is not None and n not in ends]
+    seen = set(found)
+    for node in found:  # which grows
         for below, _ in node.next_functions:
-            if below is not None and below not in seen:
+            if below is not None and below not in seen and below not in ends:
                 seen.add(below)
                 found.append(below)
+    return found
+
+
+def is_leaf(node: torch.autograd.graph.Node) -> bool:
+    """Whether an operation adds up a leaf's gradient."""
+    return type(node).__name__ == "AccumulateGrad"

@@ -7,9 +7,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.modules.dataflow import tensors
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.nn.layer import Verdict
@@ -87,7 +89,7 @@ class TorchOptimizer(Optimizer):
         made = self.made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
-            self._say(take_step(made))
+            self._say(take_step(made, whole=self.whole))
         found: dict[str, Shape] = {}
         for name, value in made.state[probe].items():
             if name == "step":
@@ -157,7 +159,7 @@ class TorchOptimizer(Optimizer):
         given = self._state(own, parameter, self._step - 1)
         if self._step > 1:  # its first step makes its state, which is not always 0
             made.state[parameter].update(given)
-        self._say(take_step(made))
+        self._say(take_step(made, whole=self.whole))
         for name in made.state[parameter].keys() - {*self.slots, "step"}:
             if made.state[parameter][name] is not None:
                 self._say(f"begins to keep {name} in step {self._step}, which no checkpoint has")
@@ -198,22 +200,39 @@ class TorchOptimizer(Optimizer):
         return torch.tensor(float(taken), dtype=kind, device=where)
 
 
-def take_step(made: torch.optim.Optimizer) -> str:
+class Reduces(TorchDispatchMode):
+    """Notices operations that make fewer numbers of several, as norms do, by the first's name."""
+
+    name = ""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = op(*args, **kwargs or {})
+        if not self.name and not op.is_view and torch.Tag.pointwise not in op.tags:
+            sizes, given = ([one.numel() for one in tensors(of)] for of in (found, args))
+            if sizes and max(given, default=0) > max(sizes):
+                self.name = op.overloadpacket.__name__
+        return found
+
+
+def take_step(made: torch.optim.Optimizer, *, whole: bool) -> str:
     """Take a step of an optimiser with one parameter, or a piece of one.
 
-    Returns what it changes that is lost; "" if there is nothing.
+    Returns what it does that is lost, or another thing for pieces; "" if there is nothing.
     """
     if type(made).step.__module__.startswith("torch.optim."):
         made.step()
         return ""
     before = _held(made)
-    made.step()
+    with Reduces() as reduces:
+        made.step()
     after = _held(made)
     changed = [name for name in before | after if before.get(name) != after.get(name)]
-    if not changed and len(made.state) <= 1:
-        return ""
-    what = ", ".join(changed[:3]) or "state of no parameter"
-    return f"changes {what}, which is lost, as it is made anew for each step and piece"
+    if changed or len(made.state) > 1:
+        what = ", ".join(changed[:3]) or "state of no parameter"
+        return f"changes {what}, which is lost, as it is made anew for each step and piece"
+    if reduces.name and not whole:
+        return f"takes numbers of a parameter together ({reduces.name}), which parallel.zero cuts"
+    return ""
 
 
 def _held(made: torch.optim.Optimizer) -> dict[str, list[object]]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import isclose
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.arrays import NARROW
 from mpitrain.adapters.torch.checks.probe import Form, outputs_of
+from mpitrain.adapters.torch.functions.lent import is_leaf, operations
 from mpitrain.fields import as_given, named
 from mpitrain.objective import Reduction
 
@@ -194,10 +196,11 @@ class OwnLoss:
 
     The loss is a mean by one of torch's own losses, or a weighted sum of several whose counts have
     a constant proportion, such as twice the number of samples.  Weights, and terms besides the
-    means, may follow from parameters: they are the same in all micro-batches of a step then; the
-    shadow tells of others.  A loss without such means stays as it is.
+    means, may follow from parameters: they are the same in all micro-batches of a step then.  Any
+    other loss stays as it is.
 
     Attributes:
+        step: the step of the pass; None: it is one of a test.
         form: makes the latest outputs as the module gave them of these by name.
     """
 
@@ -207,6 +210,8 @@ class OwnLoss:
         self.form: Form = as_given
         self._is_there = True
         self._used: list[int] = []
+        self.step: int | None = None
+        self._weights: tuple[int, list[float]] | None = None
         self._proportions: list[float] = []
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -231,11 +236,40 @@ class OwnLoss:
         }
 
     def _use(self, loss: torch.Tensor, means: Sequence[CountedMean]) -> None:
-        """Find the means that are in the loss."""
+        """Find the means that are in the loss, and check that it is a weighted sum of them."""
         known = [n for n, mean in enumerate(means) if mean.value.requires_grad]
+        total, self._used, weights = torch.zeros_like(loss), [], list[float]()
+        for n in known:
+            value = means[n].value
+            (weight,) = torch.autograd.grad(loss, value, retain_graph=True, allow_unused=True)
+            if weight is not None:
+                self._used.append(n)
+                weights.append(float(weight))
+                total += weight * value.detach()
+        if not loss.isfinite():
+            return
         values = [means[n].value for n in known]
-        by = values and torch.autograd.grad(loss, values, retain_graph=True, allow_unused=True)
-        self._used = [n for n, one in zip(known, by, strict=True) if one is not None]
+        beside, rest = operations([loss], values), float((loss - total).detach())
+        inner = [node for node in beside if not is_leaf(node)]
+        # Weights or terms may follow from parameters, but not from what the means follow from.
+        learns = len(inner) < len(beside) and set(operations(values)).isdisjoint(inner)
+        if not (learns or torch.isclose(total, loss, rtol=1e-4)):
+            self._say(
+                " adds other things to its loss than means by torch's own losses and what follows "
+                f"from parameters alone, so that nobody knows what it is a mean over{_CURE}"
+            )
+        step, now = self.step if learns else -1, [*weights, rest * learns]
+        if step is None:
+            return
+        if self._weights is None or self._weights[0] != step:
+            self._weights = step, now
+        before, eps = self._weights[1], torch.finfo(loss.dtype).eps ** 0.5
+        same = partial(isclose, rel_tol=eps, abs_tol=eps * abs(rest))
+        if len(now) != len(before) or not all(map(same, now, before)):
+            self._say(
+                f" weighs the means in its loss, and adds to them, by {now} for some samples and "
+                f"by {before} for others{_CURE}"
+            )
 
     def _compare(self, counts: Sequence[float]) -> None:
         """Check that the counts have the proportions that they always have."""

@@ -272,6 +272,7 @@ class Call:
         self.watched.region.xp, self.watched.region.counts = self.xp, self.counts
         set_context(self.watched.module, context, self.xp, counts=self.counts)
         self.watched.norm.begin(context, self.xp, counts=self.counts)
+        self.watched.own_loss.step = context.step if context.training else None
 
     def _run(
         self, unknown: Callable[[], None] | None = None, *, loud: bool | DrawPlace = False
