@@ -485,6 +485,15 @@ def test_steps_whose_samples_do_not_count_are_left_out(tmp_path, caplog):
     assert "5 steps are as in plain torch" in told
 
 
+def test_a_warning_says_that_nothing_was_compared(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "mpitrain")
+    y = torch.where(torch.arange(24)[:, None] % 8 < 4, -1, Y.abs() + 1)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
+    fitted(tmp_path, loss=counted, data=data, shadow=1)
+    (told,) = lines(caplog)
+    assert told.startswith("run.shadow: 0 steps are as in plain torch")
+
+
 def test_a_comparison_that_takes_long_ends_with_a_line(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "mpitrain")
     monkeypatch.setattr(shadow, "_SECONDS", 0.0)

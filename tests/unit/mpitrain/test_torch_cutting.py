@@ -310,3 +310,13 @@ def test_an_optimiser_is_given_parameters_in_the_module_s_order():
     found = trained(module, own)
     assert list(found) == ["part1.head.weight", "part1.head.bias", *list(found)[2:]]
     assert list(map(id, found.values())) == list(map(id, module.parameters()))
+
+
+def test_what_python_reads_behind_a_cut_steers_nothing_before_it():
+    def reads(m, x):
+        y = m.norm(m.enter(x))
+        m.mean = float(y.detach().mean())
+        return m.leave(y)
+
+    first, _ = cut(Around(reads), ["enter"], np.ones((3, 6)))
+    assert [name for name, _ in first.named_parameters()] == ["enter.weight", "enter.bias"]

@@ -286,8 +286,7 @@ class _TrialRun:
                 hook.remove()
         calls = Counter(part for part, _ in self._seen)
         self.once = {part: result for part, result in self._seen if calls[part] == 1}
-        self.needs.append(self._flow.of(tensors(found)))
-        self.needs = [need | self._flow.steering for need in self.needs]
+        self.needs.append(self._flow.of(tensors(found)) | self._flow.steering)
 
     def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
         leaves, structure = tree_flatten(result)
@@ -297,7 +296,7 @@ class _TrialRun:
         self._seen += [(part, Result(leaves, structure))] * (2 if in_vmap else 1)
         if id(part) not in self._ends:
             return None
-        self.needs.append(self._flow.of(tensors(leaves)))
+        self.needs.append(self._flow.of(tensors(leaves)) | self._flow.steering)
         fresh = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
         for place, one in enumerate(fresh):
             if isinstance(one, torch.Tensor):

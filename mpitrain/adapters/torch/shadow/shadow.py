@@ -101,7 +101,8 @@ class Shadow:
         self._seconds += perf_counter() - begun
         is_last = self._looks == min(parts.config.run.shadow, parts.total_steps)
         if not self._is_off and (is_last or self._seconds > _SECONDS):
-            log.info(
+            say = log.info if self._compared else log.warning  # a rank may have no samples
+            say(
                 "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
                 self._compared, " is" if self._compared == 1 else "s are", self._seconds,
                 "" if is_last else "; the others are left out",
