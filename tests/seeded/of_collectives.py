@@ -305,7 +305,7 @@ FAULTS = [
         "plan = self._plans.get((parsed, where))",
     ),
     Fault(
-        "coded: the owner's residual is not kept", "tests/mpi/mpitrain/test_compression.py",
+        "coded: the owner's residual is not kept", "tests/mpi/collectives/test_coded.py",
         "collectives/coded.py",
         "self._owner_residual.keep(self._sum, self._read(code, self._rank))",
         "pass",

@@ -13,12 +13,12 @@ LENGTHS = (0, 1, 3, 8, 257)
 
 
 class Steps:
-    """Whole multiples of ``unit``, one byte each: a code of one's own."""
+    """Whole multiples of ``unit``, at most so many, one byte each: a code of one's own."""
 
     unbiased = False
 
-    def __init__(self, unit=0.25):
-        self.unit = unit
+    def __init__(self, unit=0.25, most=127):
+        self.unit, self.most = unit, most
 
     def __str__(self):
         return "steps"
@@ -28,7 +28,7 @@ class Steps:
 
     def encode(self, x, code, draw):
         code[:4] = np.array([len(x)], np.int32).view(np.uint8)
-        code[4:].view(np.int8)[...] = np.clip(np.rint(x / self.unit), -127, 127)
+        code[4:].view(np.int8)[...] = np.clip(np.rint(x / self.unit), -self.most, self.most)
 
     def decode(self, code, x):
         assert int(code[:4].view(np.int32)[0]) == len(x), "the code of another shard"
@@ -88,12 +88,12 @@ def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
 
 
 def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm):
-    """Quarters and a grid of ones: every sum is exact."""
+    """Quarters and a grid of ones: every sum is exact; those of several ranks are too large."""
     n, steps = 37, 60
     left, total = Residual(np.zeros(n)), np.empty(n)
     server = Residual(np.zeros(shards(n, comm.size)[comm.rank]))
     own = np.empty(n)
-    plan = TwoPhase(comm, Coding(Steps(1.0), left, server), own, total)
+    plan = TwoPhase(comm, Coding(Steps(1.0, 3), left, server), own, total)
     rng, sums = np.random.default_rng([5, comm.rank]), np.zeros((2, n))
     for step in range(steps):
         own[...] = rng.integers(-9, 10, n) / 4
