@@ -103,7 +103,8 @@ def run(options: argparse.Namespace) -> None:
 
     if options.plot:
         _draw((), options.plot)  # refused now rather than when all is trained
-    config, job, work = load(options.config, options.set), None, None
+    config, work = load(options.config, options.set), 0.0
+    job: Job | None = None
     if config.own == Own() and not config.federated.clients:
         job = load_job(replace(config, server=Server()), "mpitrain scale")
         work = (operations(job) or 0) * steps(job, config) * config.train.batch_size
