@@ -154,8 +154,8 @@ def _size(
     if job and (whole := steps(job, config)):
         found = replace(found, hours=found.step_s * whole / 3600)
     if options.until:
-        size = len(job.data.train) if job else 0
-        count, epochs, seconds = reached(log, *options.until, size)
+        (name, goal), size = options.until, len(job.data.train) if job else 0
+        count, epochs, seconds = reached(log, name, goal, size)
         found = replace(found, steps=count, epochs=epochs, seconds=seconds)
     return found
 
