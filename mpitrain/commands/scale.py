@@ -103,7 +103,8 @@ def run(options: argparse.Namespace) -> None:
 
     if options.plot:
         _draw((), options.plot)  # refused now rather than when all is trained
-    config, job, work = load(options.config, options.set), None, None
+    config, work = load(options.config, options.set), 0.0
+    job: Job | None = None
     if config.own == Own() and not config.federated.clients:
         job = load_job(replace(config, server=Server()), "mpitrain scale")
         work = (operations(job) or 0) * steps(job, config) * config.train.batch_size
@@ -153,8 +154,7 @@ def _size(
     if job and (whole := steps(job, config)):
         found = replace(found, hours=found.step_s * whole / 3600)
     if options.until:
-        size = len(job.data.train) if job else 0
-        name, goal = options.until
+        (name, goal), size = options.until, len(job.data.train) if job else 0
         count, epochs, seconds = reached(log, name, goal, size)
         found = replace(found, steps=count, epochs=epochs, seconds=seconds)
     return found

@@ -85,6 +85,7 @@ class Arena:
     Attributes:
         tensors: tensors in the order of memory; tied ones are one tensor.
         size: elements of all tensors.
+        users: indices of the layers that have a tensor, by its name.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Arena:
         replicas = replicas or TensorGroup()
         found: dict[str, Tensor] = {}
         self._names: list[dict[str, str]] = []
-        users: dict[str, set[int]] = {}
+        self.users = users = dict[str, set[int]]()
         for index, (name, layer) in enumerate(layers.items()):
             self._names.append({})
             for own, shape in shapes[name].items():

@@ -122,6 +122,7 @@ class Store(ABC):
         self.views: Sequence[Parameters] = ()
         self.used: set[str] = set()
         self.squares: Scalar = 0.0
+        self._parts: dict[str, tuple[Array | None, int]] = {}
         self.algorithm = "none"
         self.reason = "one replica"
         self._gathers: list[AnyPlan] = []
@@ -153,8 +154,18 @@ class Store(ABC):
                 before = total if names[own] in known else 0  # which leaves no -0.0, either
                 array_namespace(total).add(gradient, before, out=total)
                 known.add(names[own])
-                if self.squares_parts:
-                    self.squares = self.squares + square_sum(gradient.ravel())
+            if self.squares_parts:
+                self._square(names[own], gradient)
+
+    def _square(self, name: str, gradient: Array | None) -> None:
+        """Add the square of a tensor's gradient once all layers that have it gave their parts."""
+        before, left = self._parts.pop(name, (None, len(self.arena.users[name])))
+        if before is not None:
+            gradient = before if gradient is None else before + gradient
+        if left > 1:
+            self._parts[name] = gradient, left - 1
+        elif gradient is not None:
+            self.squares = self.squares + square_sum(gradient.ravel())
 
     def ready(self, layer: int) -> None:  # noqa: B027
         """Say that the last gradients of the layer in this step have been accumulated."""

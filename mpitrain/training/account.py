@@ -73,7 +73,9 @@ class Account:
         self._waiting: dict[int, float] = {}
         self.spent = np.zeros(comm.size)
         is_asked = parts.store.squares_parts = config.run.noise_scale
-        self._noise = extras.NoiseScale(parts.passes.parts) if is_asked else None
+        is_split = config.stages > 1 and any(one.tied for one in parts.model.layers.values())
+        count = parts.passes.parts
+        self._noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""

@@ -14,26 +14,25 @@ _KEPT = 0.99
 class NoiseScale:
     """Signal and noise of gradients by McCandlish et al. 2018, appendix A, and their averages."""
 
-    def __init__(self, parts: int) -> None:
-        """``parts``: micro-batches of a batch; ConfigError: there is one."""
-        if parts == 1:
+    def __init__(self, parts: int, *, is_split: bool) -> None:
+        """``parts``: micro-batches of a batch; ``is_split``: stages share parameters."""
+        if parts == 1 or is_split:
             raise ConfigError(
-                "run.noise_scale compares the gradients of a batch's parts, and the batch has one; "
-                "set train.micro_batches = 2, or start more ranks"
+                "run.noise_scale compares the gradients of a batch's micro-batches, each whole; "
+                "set parallel.pipe = 1, as stages share tied parameters"
+                if is_split
+                else "run.noise_scale compares the gradients of a batch's micro-batches, and there "
+                "is one; set train.micro_batches = 2, or start more ranks"
             )
         self._parts = parts
         self._averages = np.zeros(2)
 
     def seen(self, samples: int, whole: float, apart: float) -> Noise | UnsetType:
-        """Two estimates without bias, of a batch of so many samples.
+        """Two estimates without bias, by the squared norm of the ``whole`` gradient of a batch, and
+        the sum ``apart`` of those of its parts' shares of it.
 
         With sizes b of the parts of a batch of B samples, true gradient G and trace T of a sample's
         covariance, ``whole`` has the mean G^2 + T/B, ``apart`` G^2 sum((b/B)^2) + T/B.
-
-        Args:
-            samples: samples of the batch.
-            whole: squared norm of its gradient.
-            apart: sum over its parts of the squared norm of each one's share of this gradient.
         """
         cuts = (share(samples, part, self._parts) for part in range(self._parts))
         overlap = sum(((cut.stop - cut.start) / samples) ** 2 for cut in cuts)

@@ -130,3 +130,13 @@ def test_tables_are_made_without_ranks(tmp_path):
     told = run(tmp_path, None, "-m", "benchmarks.portable", tuned, "-o", tmp_path / "kept.json")
     assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
+
+
+@pytest.mark.slow
+def test_delayed_averaging_is_faster_by_the_published_factors():
+    words = [sys.executable, "-m", "benchmarks.seeds", "dga"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| CIFAR"))
+    for cell in row.split("|")[3:6]:
+        published, ours = map(float, cell.split("/"))
+        assert ours == pytest.approx(published, rel=0.05)

@@ -64,6 +64,29 @@ def test_other_layouts_have_the_same_numbers(comm, labels, keys):
         assert one.variance == pytest.approx(other.variance, rel=1e-9)
 
 
+def test_a_tied_tensor_has_the_square_of_the_sum_of_its_parts(comm, tmp_path_factory):
+    """Two micro-batches of a step are two steps of half the batch, at nearly constant weights."""
+    path = tmp_path_factory.mktemp("tied")
+    (path / "text.txt").write_text("".join(chr(97 + i * i % 13) for i in range(300)))
+    tables = {
+        "run": {"dtype": "float64", "dir": str(path / "run")},
+        "data": {"name": "text", "path": str(path / "text.txt"), "context": 8},
+        "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 4},
+        "optim": {"lr": 1e-12, "momentum": 0.0},
+    }
+
+    def steps(micro_batches):
+        tables["train"] = {"batch_size": 4 * micro_batches, "micro_batches": micro_batches}
+        tables["run"]["noise_scale"] = micro_batches > 1
+        with mpitrain.Trainer(MPI.COMM_SELF, converted(tables, Config)) as trainer:
+            return [one for one in trainer.run_epoch(0) if isinstance(one, Step)]
+
+    apart = [step.grad_norm**2 / 4 for step in steps(1)]
+    for step, one, other in zip(steps(2)[:-1], apart[::2], apart[1::2]):
+        square = 2 * (step.grad_norm**2 - one - other)
+        assert step.noise.gradient_square == pytest.approx(square, rel=1e-6)
+
+
 def test_one_micro_batch_is_refused(labels):
-    with pytest.raises(ConfigError, match=r"run.noise_scale compares .* train.micro_batches = 2"):
+    with pytest.raises(ConfigError, match=r"run.noise_scale .* train.micro_batches = 2"):
         noise(MPI.COMM_SELF, labels[1], 1)
