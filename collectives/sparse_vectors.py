@@ -14,7 +14,11 @@ from collectives.execution.traffic import Traffic
 Array = npt.NDArray[Any]
 
 _INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
-_COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
+_COMPARED = ("length", "dense_at", "type of the values", "type of the indices", "algorithm")
+#: Ways of a sum.
+ALGORITHMS = ("recursive_doubling", "split_allgather")
+#: Bytes of an index on the wire, unless it lies far from the one before; and what far is.
+GAP_BYTES, _FAR = 2, 0xFFFF
 
 
 class Stream(NamedTuple):
@@ -62,6 +66,23 @@ def _merged(left: Array, left_values: Array, right: Array, right_values: Array) 
     return Stream(indices[kept], values[kept])
 
 
+def packed(indices: Array) -> Array:
+    """Rising indices as bytes: 16 bits each, one more than the gap before the index, or 0 where the
+    gap has 65,535 places or more.  These gaps follow, in the indices' own type.
+    """
+    gaps = np.diff(indices.astype(np.int64), prepend=-1) - 1
+    is_far = gaps >= _FAR
+    near = np.where(is_far, 0, gaps + 1).astype(np.uint16)
+    return np.concatenate([near.view(np.uint8), gaps[is_far].astype(indices.dtype).view(np.uint8)])
+
+
+def unpacked(data: Array, pairs: int, kind: "np.dtype[Any]") -> Array:
+    """Indices that :func:`packed` wrote; shape (pairs,)."""
+    steps = data[: GAP_BYTES * pairs].view(np.uint16).astype(np.int64)
+    steps[steps == 0] = data[GAP_BYTES * pairs :].view(kind).astype(np.int64) + 1
+    return (np.cumsum(steps) - 1).astype(kind)
+
+
 def agreed(
     engine: Engine,
     indices: object,
@@ -69,6 +90,7 @@ def agreed(
     length: object,
     dense_at: object,
     traffic: object,
+    algorithm: object,
 ) -> tuple[Stream, int, int]:
     """This rank's pairs, the length, and the most pairs that travel as such, once no rank refuses
     its arguments."""
@@ -77,7 +99,9 @@ def agreed(
     try:
         mine, size, limit = _read(indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
-        told = size, limit, mine.values.dtype.name, mine.indices.dtype.name
+        if algorithm not in ALGORITHMS:
+            raise InvalidBuffer(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        told = size, limit, mine.values.dtype.name, mine.indices.dtype.name, algorithm
     except Exception as error:  # whatever it is: the others are waiting
         problem = error
     every = engine.resources.agreed("sparse_allreduce", problem, told)
@@ -112,7 +136,7 @@ def _read(
     if size * given.itemsize > sys.maxsize:
         raise InvalidBuffer(f"a vector of {size} values of {given.dtype} has too many bytes")
     expect_rising(at, size)
-    pair = at.itemsize + given.itemsize
+    pair = GAP_BYTES + given.itemsize
     limit = size * given.itemsize // pair if dense_at is None else min(most, size)
     return Stream(at, given), size, limit
 

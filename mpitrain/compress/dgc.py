@@ -9,60 +9,42 @@ import numpy as np
 from collectives.codec import Residual
 from mpitrain.arrays import Array
 from mpitrain.compress.feedback import SentMomentum
-from mpitrain.compress.options import Named, expect_decay, expect_least, expect_share, kept_of
-from mpitrain.compress.topk import Indices, largest
-
-#: Stages of the warm-up, in which the share falls to that which is kept.
-_STAGES = 4
+from mpitrain.compress.options import expect_decay, expect_least
+from mpitrain.compress.topk import TopK
 
 
 @dataclass(frozen=True)
-class DGC(Named):
+class DGC(TopK):
     """The largest sums of velocities, with momentum of a rank's own (Lin et al. 2018).
 
         g = g min(1, clip / (sqrt(p) |g|));  u = m u + g;  v = v + u
         the largest |v| are sent, and v and u are 0 where they were
 
     The optimiser then has no momentum of its own.  Exactly round(keep n) elements are sent, the
-    largest; a sample guesses where they begin.  Bytes: 8 a pair.  Biased, and u and v are its
+    largest; a sample guesses where they begin.  Bytes: 6 a pair.  Biased, and u and v are its
     feedback.  With keep = 1 and masking this is plain SGD, without masking SGD with momentum.
 
     Attributes:
-        keep: share of the elements that is sent; at least one is.
+        keep, warmup: as of :class:`~mpitrain.compress.topk.TopK`.
         momentum: m.
         nesterov: u = m (u + g), v = v + u + g.
         masking: u is 0 where v was sent, so that old directions are forgotten.
         clip: bound of the length of the whole model's summed gradient, of which a rank takes
             1/sqrt(p); 0 for none.  Sums begin when all gradients are there.
-        warmup: first steps, in whose four quarters more is sent: keep to the power of 1/5, 2/5,
-            3/5 and 4/5, as 25%, 6.3%, 1.6% and 0.4% for 0.1%.
     """
 
     name: ClassVar[str] = "dgc"
-    unbiased: ClassVar[bool] = False
     feedback: ClassVar[str] = "on"
     keep: float = 0.001
     momentum: float = 0.9
     nesterov: bool = False
     masking: bool = True
     clip: float = 0.0
-    warmup: int = 0
 
     def __post_init__(self) -> None:
-        expect_share("keep", self.keep)
+        super().__post_init__()
         expect_decay("momentum", self.momentum)
         expect_least("clip", self.clip, 0)
-        expect_least("warmup", self.warmup, 0)
-
-    def keep_at(self, step: int) -> float:
-        """Share of the elements that is sent in ``step``, counted from 0."""
-        if step >= self.warmup:
-            return self.keep
-        stage = _STAGES * step // self.warmup
-        return float(self.keep ** ((stage + 1) / (_STAGES + 1)))
-
-    def select(self, x: Array, step: int) -> Indices:
-        return largest(x, kept_of(len(x), self.keep_at(step)))
 
     def share(self, squares: float, ranks: int) -> float:
         """Factor of a rank's gradient of squared length ``squares`` that keeps to ``clip``."""

@@ -6,11 +6,13 @@ from typing import ClassVar
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.compress.options import Named, expect_share, kept_of
+from mpitrain.compress.options import Named, expect_least, expect_share, kept_of
 
 Indices = np.ndarray[tuple[int], np.dtype[np.uint32]]
 #: Stride of the sample that guesses where the largest elements begin.
 _STRIDE = 128
+#: Stages of the warm-up, in which the share falls to that which is kept.
+_STAGES = 4
 
 
 def largest(x: Array, k: int) -> Indices:
@@ -54,19 +56,31 @@ def _exactly(size: Array, k: int) -> Array:
 class TopK(Named):
     """The largest numbers in size, exactly (Aji and Heafield 2017; Alistarh et al. 2018).
 
-    The first of equal ones are taken, so that every machine takes the same.  Bytes: 8 a pair.
+    The first of equal ones are taken, so that every machine takes the same.  Bytes: 6 a pair, with
+    a gap of 16 bits in the place of an index.
     Biased: with feedback, which keeps at most 1 - keep of a vector's square.
 
     Attributes:
         keep: share of the elements that is sent; at least one is.
+        warmup: first steps, in whose four quarters more is sent: keep to the power of 1/5, 2/5,
+            3/5 and 4/5, as 25%, 6.3%, 1.6% and 0.4% for 0.1% (Lin et al. 2018).
     """
 
     name: ClassVar[str] = "topk"
     unbiased: ClassVar[bool] = False
     keep: float = 0.01
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         expect_share("keep", self.keep)
+        expect_least("warmup", self.warmup, 0)
+
+    def keep_at(self, step: int) -> float:
+        """Share of the elements that is sent in ``step``, counted from 0."""
+        if step >= self.warmup:
+            return self.keep
+        stage = _STAGES * step // self.warmup
+        return float(self.keep ** ((stage + 1) / (_STAGES + 1)))
 
     def select(self, x: Array, step: int) -> Indices:
-        return largest(x, kept_of(len(x), self.keep))
+        return largest(x, kept_of(len(x), self.keep_at(step)))

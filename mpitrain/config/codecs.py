@@ -45,7 +45,7 @@ def codec_faults(c: Compress, codec: AnyCodec) -> Iterator[tuple[str, str]]:
         yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
     if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
         yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
-    if isinstance(codec, DGC) and c.start:
+    if c.start and (isinstance(codec, DGC) or getattr(codec, "warmup", 0)):
         yield (
             "compress.start",
             f"{codec} warms up by itself, see its option warmup; leave start out",

@@ -18,12 +18,17 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             gradients; ``auto``: where the codec needs it.
         start: first steps without a codec.
         least: elements below which a matrix travels as it is; vectors always do.
+        sparse: way of the sums of ``topk`` and ``dgc``: by ``recursive_doubling``, or by the
+            ``split_allgather`` of SparCML, for many ranks that choose alike.
     """
 
     codec: str = "none"
     feedback: Annotated[Literal["auto", "on", "off"], ReadBy("codec")] = "auto"
     start: Annotated[Whole, ReadBy("codec")] = 0
     least: Annotated[Whole, ReadBy("codec")] = 1024
+    sparse: Annotated[Literal["recursive_doubling", "split_allgather"], ReadBy("codec")] = (
+        "recursive_doubling"
+    )
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):

@@ -72,7 +72,7 @@ class CodedSum(Phased):
         if isinstance(codec, LinearCodec):
             return LinearSum(comm, codec, packed, memory, dice)
         if isinstance(codec, Sparse):
-            return SparseSum(comm, codec, packed, memory, dice)
+            return SparseSum(comm, codec, packed, memory, dice, how.table.sparse)
         own, total, counts = packed.coded.array, packed.coded.total, packed.coded.counts
         if how.feedback and counts is None:
             shard = packed.part.stop - packed.part.start

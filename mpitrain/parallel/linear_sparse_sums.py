@@ -85,10 +85,13 @@ class SparseSum(TensorSum):
         packed: Packed,
         memory: Residual | None,
         dice: Dice,
+        algorithm: str,
     ) -> None:
+        """``algorithm``: as of :func:`collectives.sparse_allreduce`."""
         self.algorithm = f"sparse all-reduce of {codec}"
         self._codec, self._packed, self._memory, self._dice = codec, packed, memory, dice
-        self._sum = SparseAllreduce(comm, packed.coded.array.size, packed.coded.array.dtype)
+        coded = packed.coded.array
+        self._sum = SparseAllreduce(comm, coded.size, coded.dtype, algorithm)
         super().__init__(comm, [])
 
     @property

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from math import prod
 
 from collectives.codec import shards
+from collectives.sparse_vectors import GAP_BYTES
 from mpitrain.arrays import Shape
 from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.parallel.adasum_sum import levels
 from mpitrain.parallel.compressed_summation import CodingOptions
 
 #: Bytes before the pairs in a message of the sparse all-reduce.
-_HEADER = 8
+_HEADER = 16
 
 
 def dense_bytes(nbytes: int, ranks: int) -> int:
@@ -18,15 +19,19 @@ def dense_bytes(nbytes: int, ranks: int) -> int:
     return 2 * (ranks - 1) * nbytes
 
 
-def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
+def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4, splits: bool = False) -> int:
     """Bytes sent by all ranks together in a sparse all-reduce of n elements.
 
-    All ranks choose the same ``pairs``.
+    All ranks choose the same ``pairs``, less than 65,536 places apart, and evenly if a
+    ``split_allgather`` ``splits`` them.
     """
+    nbytes = min(pairs * (GAP_BYTES + itemsize), n * itemsize)
+    if splits:
+        return 2 * (ranks - 1) * (ranks * _HEADER + nbytes)
     rounds = ranks.bit_length() - 1
     doubled = 1 << rounds
     messages = doubled * rounds + 2 * (ranks - doubled)
-    return messages * (_HEADER + min(pairs * (4 + itemsize), n * itemsize))
+    return messages * (_HEADER + nbytes)
 
 
 def coded_bytes(
@@ -58,7 +63,8 @@ def coded_bytes(
     if isinstance(codec, LinearCodec):
         return sent + dense_bytes(codec.nbytes(coded, itemsize), ranks)
     if isinstance(codec, Sparse):
-        return sent + sparse_bytes(n, pairs, ranks, itemsize)
+        splits = how.table.sparse == "split_allgather"
+        return sent + sparse_bytes(n, pairs, ranks, itemsize, splits)
     return sent + 2 * ranks * (ranks - 1) * codec.nbytes(shards(n, ranks)[0])
 
 

@@ -11,7 +11,8 @@ from collectives.sparse import Traffic, sparse_allreduce
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-HEADER = 8
+HEADER = 16
+WAYS = pytest.mark.parametrize("way", ["recursive_doubling", "split_allgather"])
 
 
 #: Where a rank has pairs.
@@ -53,9 +54,10 @@ def check_same(comm, result):
     assert all(other == told for other in MPI.Intracomm(comm).allgather(told))
 
 
+@WAYS
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_sum(comm, pattern, dtype):
+def test_sum(comm, pattern, dtype, way):
     for length in (3, 100, 1001):
         for index_type in (np.uint32, np.uint64):
             for dense_at in (None, 0, 5, length):
@@ -63,12 +65,15 @@ def test_sum(comm, pattern, dtype):
                     pairs(pattern, rank, comm.size, length, dtype, index_type)
                     for rank in range(comm.size)
                 ]
-                result = sparse_allreduce(comm, *given[comm.rank], length, dense_at=dense_at)
+                mine = given[comm.rank]
+                result = sparse_allreduce(comm, *mine, length, dense_at=dense_at, algorithm=way)
                 wanted = sum(dense(each, length) for each in given)
                 assert np.array_equal(dense(result, length), wanted)
                 check_same(comm, result)
                 different = len(set().union(*(indices.tolist() for indices, _ in given)))
-                if dense_at is not None and different <= dense_at:
+                if dense_at == length or (
+                    way == "recursive_doubling" and different <= (dense_at or 0)
+                ):
                     assert not isinstance(result, np.ndarray)
                     assert result[0].dtype == index_type
                 if dense_at == 0 and different:
@@ -77,8 +82,9 @@ def test_sum(comm, pattern, dtype):
                 assert kept.dtype == dtype
 
 
+@WAYS
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-def test_rounding_is_the_same_everywhere(comm, dtype):
+def test_rounding_is_the_same_everywhere(comm, dtype, way):
     """Numbers whose sums do round: bitwise equal on all ranks, near the reference."""
     length = 2000
     given = []
@@ -86,7 +92,7 @@ def test_rounding_is_the_same_everywhere(comm, dtype):
         rng = np.random.default_rng([11, rank])
         indices = np.sort(rng.choice(length, length // 5, replace=False)).astype(np.uint32)
         given.append((indices, rng.standard_normal(len(indices)).astype(dtype)))
-    result = sparse_allreduce(comm, *given[comm.rank], length)
+    result = sparse_allreduce(comm, *given[comm.rank], length, algorithm=way)
     check_same(comm, result)
     wanted = sum(dense(each, length) for each in given)
     largest = sum(np.abs(dense(each, length)) for each in given)
@@ -110,6 +116,33 @@ def test_a_cancelled_sum_keeps_its_pair(comm):
     assert result[0].tolist() == [4]
 
 
+def test_the_split_sends_each_pair_once_and_each_sum_to_all(comm):
+    """Whatever the number of ranks: less than recursive doubling where they choose alike."""
+    length, traffic, p = 1000 * comm.size, Traffic(), comm.size
+    indices = np.arange(0, length, 100, dtype=np.uint32)  # 10 in each part
+    ones = np.ones(len(indices), np.float32)
+    found, total = sparse_allreduce(
+        comm, indices, ones, length, traffic=traffic, algorithm="split_allgather"
+    )
+    assert found.tolist() == indices.tolist() and (total == p).all()
+    assert traffic.sent == 2 * (p - 1) * (HEADER + (2 + 4) * 10)
+    assert traffic.dense == 2 * (p - 1) * 4000
+
+
+def test_indices_that_lie_far_apart_travel_whole(comm):
+    """A gap of 65,534 places fits into 16 bits, one more does not."""
+    indices = np.array([0, 65_535, 131_071, 4_000_000_000], np.uint32)
+    traffic = Traffic()
+    for kind, last in ((np.uint32, 2**32 - 1), (np.uint64, 2**60)):
+        given = np.append(indices.astype(kind), kind(last))
+        found, total = sparse_allreduce(
+            comm, given, np.ones(5, np.float16), last + 1, traffic=traffic
+        )
+        assert found.tolist() == given.tolist() and (total == comm.size).all()
+    if comm.size == 2:
+        assert traffic.sent == 2 * (HEADER + 5 * (2 + 2)) + 3 * (4 + 8)
+
+
 def test_bytes_on_the_wire(comm):
     """One per cent of pairs: what is sent is what the pairs take, and far less than the vector."""
     length, traffic = 100_000, Traffic()
@@ -119,7 +152,7 @@ def test_bytes_on_the_wire(comm):
     assert (result[1] == comm.size).all()
     sends = traffic.dense // (2 * length)
     assert traffic.messages == 2 * sends
-    assert traffic.sent == sends * (HEADER + (4 + 2) * len(indices))
+    assert traffic.sent == sends * (HEADER + (2 + 2) * len(indices))
     assert bool(sends) == (comm.size > 1)
     assert traffic.dense == 0 or traffic.sent < traffic.dense / 30
     before = traffic.sent
@@ -137,7 +170,7 @@ def test_ranks_switch_one_by_one(comm):
     assert isinstance(result, np.ndarray)
     assert result.tolist() == [comm.size] + [1] * (length - 1)
     if comm.size == 2:
-        assert traffic.sent == HEADER + (4 * length if full else 8)
+        assert traffic.sent == HEADER + (4 * length if full else 6)
         assert traffic.messages == (1 if full else 2)
 
 
@@ -174,6 +207,15 @@ BAD = [
     ("dense_at cannot be -1", np.array([], U4), np.ones(0), 10, -1),
     ("dense_at cannot be 1208925819614629174706176", np.array([], U4), np.ones(0), 10, 1 << 80),
     ("traffic is a Traffic, not a dict", np.array([], U4), np.ones(0), 10, None, {}),
+    (
+        "algorithm is 'ring'; there are recursive_d",
+        np.array([], U4),
+        np.ones(0),
+        10,
+        1,
+        None,
+        "ring",
+    ),
 ]
 
 
@@ -181,11 +223,11 @@ BAD = [
 def test_one_ranks_mistake_is_raised_on_all(comm, bad):
     reason, *arguments = bad
     last = comm.size - 1
-    *given, dense_at, traffic = (
-        (*arguments, None, None)[:5] if comm.rank == last else (*good(), 3, None)
-    )
+    usual = (*good(), 3, None, "split_allgather")
+    given = (*arguments, *usual[len(arguments) :]) if comm.rank == last else usual
+    *given, dense_at, traffic, way = given
     with pytest.raises(InvalidBuffer, match=f"rank {last}: .*{reason}"):
-        sparse_allreduce(comm, *given, dense_at=dense_at, traffic=traffic)
+        sparse_allreduce(comm, *given, dense_at=dense_at, traffic=traffic, algorithm=way)
     indices, _ = sparse_allreduce(comm, *good(), dense_at=10)  # and it goes on
     assert indices.tolist() == [1, 2]
 

@@ -26,7 +26,7 @@ SHAPES = {
 each_dtype = pytest.mark.parametrize(
     "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
 )
-NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "rotate+int8"]
+NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "topk:warmup=4", "rotate+int8"]
 
 
 def sums(comm, how, shapes, dtype):

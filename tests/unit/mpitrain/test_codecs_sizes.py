@@ -2,9 +2,12 @@
 
 from math import prod
 
+import numpy as np
 import pytest
 
+from collectives.sparse_vectors import packed
 from mpitrain.compress import parse
+from mpitrain.compress.options import kept_of
 from mpitrain.config import Compress
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.training.build import compression
@@ -32,6 +35,57 @@ def lstm(words, width, layers):
     for _ in range(layers):
         shapes += [(4 * width, width), (4 * width, width), (4 * width,), (4 * width,)]
     return [*shapes, (words,)]
+
+
+def alexnet():
+    """In two groups, as the paper and Caffe have it."""
+    matrices = [
+        (96, 3, 11, 11), (256, 48, 5, 5), (384, 256, 3, 3), (384, 192, 3, 3), (256, 192, 3, 3),
+        (4096, 9216), (4096, 4096), (1000, 4096),
+    ]  # fmt: skip
+    return [shape for matrix in matrices for shape in (matrix, matrix[:1])]
+
+
+def resnet50():
+    shapes, before = [(64, 3, 7, 7)], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += [(width, before, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            shapes += [(4 * width, before, 1, 1)] * (block == 0)
+            before = 4 * width
+    norms = [shape[:1] for shape in shapes for _ in range(2)]
+    return [*shapes, *norms, (1000, 2048), (1000,)]
+
+
+def deepspeech():
+    """deepspeech.pytorch: two convolutions, seven bidirectional GRUs without biases, 29 letters."""
+    shapes = [(32, 1, 41, 11), (32, 32, 21, 11), *[(32,)] * 6]
+    for inside in (672, *[1200] * 6):
+        shapes += [(3600, inside), (3600, 1200)] * 2
+    return [*shapes, *[(1200,)] * 14, (29, 1200)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "numbers", "dense", "size", "ratio"),
+    [
+        (alexnet(), 60_965_224, 232.56, 0.39, 597.7),
+        (resnet50(), 25_557_032, 97.49, 0.35, 276.7),
+        (lstm(10_000, 1500, 2), 51_034_000, 194.68, 0.42, 461.8),
+        (deepspeech(), 117_461_168, 448.08, 0.74, 608.1),
+    ],
+    ids=["AlexNet", "ResNet-50", "two tied LSTMs on PTB", "DeepSpeech"],
+)
+def test_ratios_are_those_of_deep_gradient_compression(shapes, numbers, dense, size, ratio):
+    """Lin et al. 2018, whose ratios are these numbers without their digit after the point, or
+    rounded: values of 4 bytes and gaps of 2, vectors as they are."""
+    assert sum(map(prod, shapes)) == numbers
+    assert round(4 * numbers / MB, 2) == dense
+    how = compression(Compress("dgc:keep=0.001"))
+    coded = sum(prod(shape) for shape in shapes if how.codes(shape))
+    pairs = kept_of(coded, how.codec.keep_at(0))
+    drawn = np.cumsum(np.random.default_rng(0).geometric(0.001, pairs)).astype(np.uint32) - 1
+    sent = packed(drawn).nbytes + 4 * pairs + 4 * (numbers - coded)
+    assert (round(sent / MB, 2), round(4 * numbers / sent, 1)) == (size, ratio)
 
 
 @pytest.mark.parametrize(

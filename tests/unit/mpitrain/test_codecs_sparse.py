@@ -138,12 +138,13 @@ def test_a_skipped_step_of_dgc_leaves_everything_as_it_was():
         assert all(np.isfinite(array).all() for array in memory.arrays.values())
 
 
-def test_the_warm_up_sends_more_in_four_quarters():
-    code = parse("dgc:keep=0.001,warmup=400")
+@pytest.mark.parametrize("name", ["dgc", "topk"])
+def test_the_warm_up_sends_more_in_four_quarters(name):
+    code = parse(f"{name}:keep=0.001,warmup=400")
     shares = [code.keep_at(step) for step in (0, 99, 100, 200, 300, 399, 400, 10**6)]
     np.testing.assert_allclose(
         shares, [0.25, 0.25, 0.063, 0.0158, 0.00398, 0.00398, 0.001, 0.001], rtol=0.01
     )
     x = np.random.default_rng(0).normal(size=10_000)
     assert [len(code.select(x, step)) for step in (0, 400)] == [2512, 10]
-    assert parse("dgc:warmup=3").keep_at(0) == parse("dgc").keep ** 0.2
+    assert parse(f"{name}:warmup=3").keep_at(0) == parse(name).keep ** 0.2
