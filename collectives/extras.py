@@ -63,6 +63,7 @@ __getattr__, __dir__ = names_of(
     __name__,
     {
         "collectives.algorithms.guard": "guarded",
+        "collectives.algorithms.spanning_trees": "trees_of_file=of_file",
         "collectives.analysis.claims": "digest is_aligned kept prove_claims register",
         "collectives.analysis.topology": "LinkCost build_topology=build",
         "collectives.analysis.user_code": "is_own resolve",

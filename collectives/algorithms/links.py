@@ -1,6 +1,7 @@
 """Machines by their direct links: how many lanes of equal bandwidth join each two ranks."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,59 @@ def named(pattern: str, size: int) -> Lanes:
     if pattern not in PATTERNS:
         raise UnknownAlgorithm(f"no links {pattern!r}; there are {', '.join(PATTERNS)}")
     return PATTERNS[pattern](size)
+
+
+def read(path: Path) -> Lanes:
+    """The links of a file of whole numbers, a row for each rank; :func:`checked`.
+
+    Raises:
+        UnknownAlgorithm: it cannot be read, or is no such matrix.
+    """
+    try:
+        return checked(np.loadtxt(path, ndmin=2))
+    except (OSError, ValueError) as error:
+        raise UnknownAlgorithm(f"{path} has no links between ranks: {error}") from error
+
+
+def checked(links: npt.ArrayLike) -> Lanes:
+    """A caller's matrix of links, with a diagonal of 0; ValueError: it cannot be."""
+    given = np.array(links)
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
+        raise ValueError(f"links are a square matrix, not of shape {given.shape}")
+    lanes = given.astype(np.int64)
+    np.fill_diagonal(lanes, 0)
+    np.fill_diagonal(given, 0)
+    if (lanes != given).any() or (lanes < 0).any():
+        raise ValueError("links are whole numbers, 0 or more; choose a unit in which they are")
+    if (lanes != lanes.T).any():
+        a, b = np.argwhere(lanes != lanes.T)[0]
+        raise ValueError(
+            f"links are symmetric, but {lanes[a, b]} from rank {a} to {b} and {lanes[b, a]} back"
+        )
+    if np.isinf(distances(lanes)).any():
+        raise ValueError("these links do not join all ranks; give each a way to every other")
+    return lanes
+
+
+def distances(lanes: Lanes) -> npt.NDArray[np.float64]:
+    """The fewest links from each rank to each other; infinity where there is no way."""
+    found = np.where(lanes > 0, 1.0, np.inf)
+    np.fill_diagonal(found, 0)
+    for by in range(len(lanes)):
+        np.minimum(found, found[:, by, None] + found[None, by], out=found)
+    return found
+
+
+def among(lanes: Lanes, size: int) -> Lanes:
+    """The links between the first ``size`` ranks.
+
+    Raises:
+        UnknownAlgorithm: there are fewer ranks, or no way between some of them.
+    """
+    first = lanes[:size, :size]
+    if size > len(lanes) or np.isinf(distances(first)).any():
+        raise UnknownAlgorithm(f"these links do not join {size} ranks, but {len(lanes)}")
+    return first
 
 
 def grid(size: int, dimensions: int) -> tuple[int, ...]:

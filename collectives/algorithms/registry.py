@@ -19,7 +19,7 @@ RESERVED = ("auto", "native", "nccl", "all")
 
 def resolve(algorithm: Any, collective: str | None = None) -> str:
     """As :func:`collectives.analysis.user_code.resolve`, which no known name needs."""
-    is_known = isinstance(algorithm, str) and REGISTRY.knows(algorithm)
+    is_known = isinstance(algorithm, str) and REGISTRY.knows(algorithm) and ".txt" not in algorithm
     return algorithm if is_known else extras.resolve(algorithm, collective)
 
 

@@ -7,15 +7,19 @@ Wang, Venkataraman, Phanishayee, Thelin, Devanur, Stoica: "Blink: fast and gener
 distributed ML", MLSys 2020.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from hashlib import sha256
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from collectives.algorithms.links import Lanes, named
-from collectives.algorithms.packing import Tree, connectivity, pack
+from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.links import Lanes, among, checked, named, read
+from collectives.algorithms.packing import Tree, pack
 from collectives.algorithms.tree import Shares, fall, rise
 from collectives.contracts import contract
 from collectives.errors import TooLarge, UnknownAlgorithm
@@ -81,6 +85,30 @@ def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0)
     return Schedule(collective, "spanning_trees", size, _chunks(trees), 0, True, generate, at)
 
 
+def over(links: npt.ArrayLike, name: str, collective: str = "allreduce") -> Algorithm:
+    """An algorithm by :func:`schedule`, to be registered; on fewer ranks, over the first ones.
+
+    Raises:
+        ValueError, TooLarge: as :func:`schedule`.
+    """
+    lanes = _lanes(links)
+
+    def rooted(size: int, root: int) -> Schedule:
+        return schedule(among(lanes, size), collective, root)
+
+    compose = rooted if contract(collective).rooted else lambda size: rooted(size, 0)
+    summary = f"the most trees that the links between {len(lanes)} ranks carry"
+    return Algorithm(collective, name, None, summary, "Wang et al. 2020", compose=compose)
+
+
+def of_file(path: Path) -> list[Algorithm]:
+    """Algorithms :func:`over` the links of a file, whose name has a digest of them."""
+    lanes = read(path)
+    digest = sha256(lanes.tobytes()).hexdigest()[:6]
+    name = re.sub(r"\W", "_", f"links_{path.stem}_{digest}")
+    return [over(lanes, name, collective) for collective in ("allreduce", "broadcast")]
+
+
 def named_allreduce(rank: int, size: int, links: str = "complete") -> Iterator[Round]:
     """:func:`allreduce` over the trees of a machine that ``links`` names."""
     return allreduce(rank, size, _named(links, size, 0))
@@ -122,23 +150,8 @@ def _trees(lanes: Lanes, root: int) -> list[Tree]:
 
 def _lanes(links: npt.ArrayLike) -> Lanes:
     """Checks a caller's matrix of links."""
-    given = np.array(links)
-    if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
-        raise ValueError(f"links are a square matrix, not of shape {given.shape}")
-    _check_size(len(given))
-    lanes = given.astype(np.int64)
-    np.fill_diagonal(lanes, 0)
-    np.fill_diagonal(given, 0)
-    if (lanes != given).any() or (lanes < 0).any():
-        raise ValueError("links are whole numbers, 0 or more; choose a unit in which they are")
-    if (lanes != lanes.T).any():
-        a, b = np.argwhere(lanes != lanes.T)[0]
-        raise ValueError(
-            f"links are symmetric, but {lanes[a, b]} from rank {a} to {b} and {lanes[b, a]} back"
-        )
-    if len(lanes) > 1 and not connectivity(lanes):
-        raise ValueError("these links do not join all ranks; give each a way to every other")
-    return lanes
+    _check_size(len(np.atleast_1d(links)))
+    return checked(links)
 
 
 def _check_size(size: int) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from collectives.algorithms.links import Lanes, dgx1, grid
+from collectives.algorithms.links import Lanes, among, dgx1, distances, grid, read
 
 Ranks = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
@@ -113,6 +115,45 @@ class Islands(Cluster):
         return self.lanes[source % self.per_node, target % self.per_node]
 
 
+@dataclass(frozen=True, eq=False)
+class Wired(Topology):
+    """Ranks that unequal links join; a message to another rank goes by the fewest of them.
+
+    Attributes:
+        lanes: links, as :mod:`collectives.algorithms.links` has them; ``port`` is the cost of a
+            lane.
+    """
+
+    lanes: Lanes = field(default_factory=lambda: dgx1(8))
+
+    def alpha(self, source: Ranks, target: Ranks) -> Seconds:
+        return self.port.alpha * (1 + 0.1 * np.maximum(self._far[source, target] - 1, 0))
+
+    def beta(self, source: Ranks, target: Ranks) -> Seconds:
+        hops = [self.lanes[at, to] for at, to in self._hops(source, target)]
+        most = self.lanes.max()
+        return self.port.beta / np.min([np.where(wide > 0, wide, most) for wide in hops], axis=0)
+
+    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
+        hops = [(at * len(self.lanes) + to, at, to) for at, to in self._hops(source, target)]
+        for width in np.unique(self.lanes[self.lanes > 0]).tolist():
+            columns = [np.where(self.lanes[at, to] == width, link, -1) for link, at, to in hops]
+            yield np.stack(columns), self.port.beta / width
+
+    @cached_property
+    def _far(self) -> Seconds:
+        return distances(self.lanes)
+
+    def _hops(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, Ranks]]:
+        """Each message's next link, until the last one is there; then both ends are its target."""
+        at = source
+        for _ in range(max(1, int(self._far[source, target].max(initial=1)))):
+            nearer = np.where(self.lanes[at] > 0, self._far[target], np.inf)
+            to = np.where(at == target, target, nearer.argmin(axis=1))
+            yield at, to
+            at = to
+
+
 def _uplinks(
     source: Ranks, target: Ranks, group: int, beta: float
 ) -> Iterator[tuple[Ranks, float]]:
@@ -166,7 +207,10 @@ TOPOLOGIES: dict[str, Callable[[int, LinkCost], Topology]] = {
 
 
 def build(name: str, size: int, port: LinkCost = NETWORK) -> Topology:
-    """The topology ``name`` over ``size`` ranks; raises ``ValueError`` for one that is not."""
+    """The topology ``name``, or that of a file of links, over ``size`` ranks; raises ``ValueError``
+    for one that is not."""
+    if name.endswith(".txt"):
+        return Wired(port, among(read(Path(name)), size))
     if name not in TOPOLOGIES:
         raise ValueError(f"no topology {name!r}; there are {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name](size, port)

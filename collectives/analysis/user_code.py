@@ -23,6 +23,7 @@ from collectives.errors import UnknownAlgorithm, hint, words
 GROUP = "collectives.algorithms"
 #: Held while a file is executed.
 _EXECUTING = RLock()
+_LINKS = re.compile(r"spanning_trees:links=(?P<path>[^,]+\.txt),?(?P<options>.*)", re.DOTALL)
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
 
 
@@ -32,7 +33,8 @@ def resolve(algorithm: Algorithm | str, collective: str | None = None) -> str:
     Args:
         algorithm: an :class:`Algorithm`; ``"file.py:name"``, where a variable of the file or its
             algorithm has that name, or ``"file.py"`` if the file has one algorithm; a name in the
-            registry or of an entry point; options may follow, as in ``"file.py:name:segments=4"``.
+            registry or of an entry point; options may follow, as in ``"file.py:name:segments=4"``;
+            or ``"spanning_trees:links=file.txt"``, a matrix of the links between the ranks.
             Anything else is given back as it is.
         collective: the call's; ``None`` if there is no call yet.
 
@@ -46,6 +48,9 @@ def resolve(algorithm: Algorithm | str, collective: str | None = None) -> str:
         return extras.register(algorithm).name
     if not isinstance(algorithm, str):
         return algorithm
+    if match := _LINKS.fullmatch(algorithm):
+        registered = [extras.register(one) for one in extras.trees_of_file(Path(match["path"]))]
+        return f"{registered[0].name}:{match['options'] or ''}".removesuffix(":")
     if match := _FILE.fullmatch(algorithm):
         found = _of_file(Path(match["path"]), match["name"])
         _expect_one_of(collective, found)
@@ -70,7 +75,8 @@ def _expect_one_of(collective: str | None, found: list[Algorithm]) -> None:
 def is_own(algorithm: object) -> bool:
     """Whether :func:`resolve` has to find it, in a program or a file of its own."""
     return isinstance(algorithm, Algorithm) or (
-        isinstance(algorithm, str) and _FILE.fullmatch(algorithm) is not None
+        isinstance(algorithm, str)
+        and bool(_FILE.fullmatch(algorithm) or _LINKS.fullmatch(algorithm))
     )
 
 

@@ -79,20 +79,21 @@ def header(about: dict[str, Any], command: str) -> str:
         "# +-%: how far the quartiles of the repeats lie from the median; ! marks more than "
         f"{NOISY:.0%}\n"
         "# ratio: native's time on the same buffers over ours\n"
-        "# floor%: with --floor, the time that the least memory traffic takes, over ours"
+        "# floor%: with --floor, the time that the least memory traffic takes, over ours\n"
+        "# peak%: with --peak, the bus bandwidth over that of the link"
     )
 
 
-def columns(width: int = 26) -> str:
-    """Head of the table; ``width``: width of the algorithms' names."""
+def columns(width: int = 26, peak: float | None = None) -> str:
+    """Head of the table; ``width``: width of the algorithms' names; ``peak``: value of --peak."""
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
-        f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}"
+        f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}{' peak%' if peak else ''}"
     )
 
 
-def row(result: Result, native: Result | None, width: int = 26) -> str:
+def row(result: Result, native: Result | None, width: int = 26, peak: float | None = None) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
@@ -103,6 +104,7 @@ def row(result: Result, native: Result | None, width: int = 26) -> str:
         f"{result.memory:>8} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
         f"{result.time_us:>11.2f} {_spread(result)} {result.algbw:>8.2f} {result.busbw:>8.2f} "
         f"{ratio:>7} {floor:>7} {overlap:>8} {wrong:>7}"
+        f"{f' {100 * result.busbw / peak:>5.1f}' if peak else ''}"
     )
 
 

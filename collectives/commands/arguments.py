@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Names of networks, as of :data:`collectives.analysis.topology.TOPOLOGIES`.
 TOPOLOGIES = ("flat", "fat-tree", "cluster", "dgx1", "ring", "torus2d", "torus3d")
+#: GB/s of a port in one direction, by its network's name.
+NETWORKS = {"10gbe": 1.25, "100gbe": 12.5, "edr": 12.5, "hdr": 25.0, "ndr": 50.0}
 #: Forms that :func:`ranks` reads, for the help of options.
 _RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 #: MPI's names, which OSU's benchmarks have, where ours differ.
@@ -72,6 +74,27 @@ def size(text: str) -> int:
     if not match:
         raise argparse.ArgumentTypeError(f"cannot read the size {text!r}; write 8, 4K, 1M or 2G")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def rate(text: str) -> float:
+    """GB/s: ``"25GB/s"`` -> 25.0, ``"200Gb/s"`` -> 25.0, ``"hdr"`` -> 25.0."""
+    match = re.fullmatch(r"([\d.]+)([MG])([bB])/s", text)
+    if text in NETWORKS:
+        return NETWORKS[text]
+    if match and (number := _finite(match[1])) > 0:
+        return number / (8 if match[3] == "b" else 1) / (1e3 if match[2] == "M" else 1)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no bandwidth; write 25GB/s, 200Gb/s, or one of {', '.join(NETWORKS)}"
+    )
+
+
+def topology(text: str) -> str:
+    """The name of a network, or a file of the links between the ranks."""
+    if text in TOPOLOGIES or text.endswith(".txt"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no network; there are {', '.join(TOPOLOGIES)}, or links.txt, a file"
+    )
 
 
 def split(text: str) -> list[str]:
@@ -167,7 +190,11 @@ def also(parser: argparse.ArgumentParser, former: str, name: str) -> None:
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds a modelled network: ``--topology``, ``--alpha`` and ``--bandwidth``."""
     add = parser.add_argument
-    add("--topology", choices=TOPOLOGIES, default="flat", help="network; flat: one switch (flat)")
+    text = (
+        f"network: {', '.join(TOPOLOGIES)}; or links.txt, a matrix of the links between the ranks "
+        "in units of --bandwidth; flat: one switch (flat)"
+    )
+    add("--topology", type=topology, default="flat", metavar="NAME", help=text)
     add("--alpha", type=not_negative, default=1.5, help="latency of a message in us (1.5)")
     add("--bandwidth", type=above_zero, default=25.0, help="GB/s of a rank's port (25)")
 

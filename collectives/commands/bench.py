@@ -16,6 +16,7 @@ from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.bench import inputs
 from collectives.commands.arguments import (
+    NETWORKS,
     above_zero,
     add_sizes,
     collective,
@@ -23,6 +24,7 @@ from collectives.commands.arguments import (
     known,
     not_negative,
     positive,
+    rate,
     size,
 )
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
@@ -106,6 +108,11 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
     floor = "print the least time that memory bandwidth (STREAM) allows, over the measured time"
     add("--floor", action="store_true", help=floor)
+    peak = (
+        "bandwidth of a link in one direction, as 25GB/s or 200Gb/s, or a network: "
+        f"{', '.join(NETWORKS)}; print the share of it that the bus bandwidth is"
+    )
+    add("--peak", type=rate, metavar="RATE", help=peak)
     hidden = (
         "compute during nonblocking calls, with K calls of Test; print which share of their time "
         "is hidden"
@@ -194,7 +201,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
 
     say(report.header(about, report.command_line()))
     width = max(26, 2 + max(map(len, wanted)))
-    say(report.columns(width))
+    say(report.columns(width, options.peak))
     results: list[Result] = []
     places = {"out": [False], "in": [True], "both": [False, True]}
     for nbytes in lengths:
@@ -224,7 +231,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 return refuse(comm.rank, error)
             native = next((r for r in measured if r.algorithm == "native"), None)
             for result in measured:
-                say(report.row(result, native, width))
+                say(report.row(result, native, width, options.peak))
             results += measured
         # A job that is killed has what it has measured.
         write = partial(_write_files, options, results, about, streams=False)

@@ -4,6 +4,7 @@ import pytest
 
 from collectives.bench import report
 from collectives.bench.measure import Result
+from collectives.commands.arguments import rate
 
 QUIET = [100.0, 101.0, 99.0, 100.0, 102.0]
 NOISY = [100.0, 150.0, 90.0, 160.0, 100.0]
@@ -30,6 +31,14 @@ def test_noise_is_visible(times, cell):
     row = report.row(result("ring", times), None)
     assert len(row) == len(head)
     assert row[end - 5 : end].strip() == cell
+
+
+def test_the_share_of_a_links_peak_is_there_where_it_is_asked_for():
+    found = result("ring", QUIET, nbytes=10_000_000)  # 100 GB/s over 100 us, times 1.5
+    lines = report.columns(peak=rate("200GB/s")), report.row(found, None, peak=rate("1600Gb/s"))
+    assert lines[0].split()[-1] == "peak%" and len(lines[0]) == len(lines[1])
+    assert float(lines[1].split()[-1]) == 75.0
+    assert rate("hdr") == rate("200Gb/s") == rate("25000MB/s") == 25.0
 
 
 def test_one_algorithm_has_nccl_tests_last_line():

@@ -9,7 +9,16 @@ from collectives.__main__ import main
 from collectives.algorithms import build
 from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Cluster, FatTree, Islands, LinkCost, Topology, Torus, grid
+from collectives.analysis.topology import (
+    Cluster,
+    FatTree,
+    Islands,
+    LinkCost,
+    Topology,
+    Torus,
+    Wired,
+    grid,
+)
 from collectives.analysis.topology import build as topology
 from collectives.errors import ScheduleError, TooLarge
 
@@ -72,6 +81,17 @@ def test_unequal_links_make_the_order_of_a_ring_matter():
     good = Islands(LINK, lanes=dgx1(8)[np.ix_(order, order)])
     assert seconds("ring", 8, good) < seconds("ring", 8, node) / 2
     assert seconds("ring", 16, node) > seconds("ring", 8, node)
+
+
+def test_messages_between_ranks_without_a_link_share_those_of_others():
+    """On a line of 1 and 2 lanes, 0-2 goes by both links, and halves the wide one for 1-2."""
+    line = Wired(LINK, np.array([[0, 1, 0], [1, 0, 2], [0, 2, 0]]))
+    source, target = np.array([0, 1]), np.array([2, 2])
+    narrow, wide = line.shared(source, target)
+    assert (narrow[0].tolist(), narrow[1]) == ([[1, -1], [-1, -1]], BETA)
+    assert (wide[0].tolist(), wide[1]) == ([[-1, 5], [5, -1]], BETA / 2)
+    assert line.beta(source, target).tolist() == [BETA, BETA / 2]
+    assert line.alpha(source, target).tolist() == [1.1 * ALPHA, ALPHA]
 
 
 def test_a_torus_shares_links_between_hops():

@@ -6,12 +6,16 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from collectives.__main__ import main
 from collectives.algorithms import build, spanning_trees
 from collectives.algorithms.links import named
 from collectives.algorithms.packing import connectivity, pack
+from collectives.analysis.claims import digest
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
+from collectives.analysis.user_code import resolve
 from collectives.analysis.verify import verify
+from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Send
 
 LANE = LinkCost(1e-6, 1 / 25e9)
@@ -151,6 +155,36 @@ def test_trees_beat_every_ring_on_dgx1():
     trees = seconds("spanning_trees:links=dgx1,segments=32")
     assert 2 * trees < min(seconds("ring", way) for way in rings(lanes))
     assert 4 * trees < seconds("ring")  # in the order of the ranks: two of its links do not exist
+
+
+def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
+    file = tmp_path / "8 gpus.txt"
+    np.savetxt(file, 3 * named("dgx1", 8), "%d")
+    algorithm = resolve(f"spanning_trees:links={file},segments=4")
+    known = build("allreduce", "spanning_trees:links=dgx1", 8)
+    assert resolve(f"spanning_trees:links={file}") == algorithm.partition(":")[0]
+    assert digest(build("allreduce", algorithm.partition(":")[0], 8)) == digest(known)
+    assert build("allreduce", algorithm, 8).chunks == 4 * known.chunks
+    assert build("broadcast", algorithm, 4, 3).size == 4  # the first four
+    with pytest.raises(UnknownAlgorithm, match="join 9 ranks, but 8"):
+        build("allreduce", algorithm, 9)
+    line = f"simulate -n 8 -b 64M --ports multi --topology {tmp_path}/ring.txt --algorithm"
+    np.savetxt(tmp_path / "ring.txt", named("ring", 8), "%d")
+    assert main([*line.split(), f"ring,direct,spanning_trees:links={tmp_path}/ring.txt"]) == 0
+    ring, direct, trees = map(float, capsys.readouterr().out.splitlines()[-1].split()[1:4])
+    assert ring < direct and trees > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("0 1\n2 0", "symmetric"), ("0 1 1", "square"), ("a b", "could not"), (None, "not found")],
+)
+def test_files_that_cannot_be(tmp_path, text, told):
+    file = tmp_path / "links.txt"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UnknownAlgorithm, match=f"links.txt has no links between ranks: .*{told}"):
+        resolve(f"spanning_trees:links={file}")
 
 
 @pytest.mark.parametrize(
