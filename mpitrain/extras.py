@@ -42,6 +42,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.doctor": "doctor",
         "mpitrain.federated.keys": "check_keys=check",
         "mpitrain.federated.loop": "FederatedLoop",
+        "mpitrain.federated.samples": "of_workers",
         "mpitrain.federated.server": "ServerOptimizer",
         "mpitrain.kernels.cuda": "CudaKernels",
         "mpitrain.metrics.reader": "lines",

@@ -94,6 +94,7 @@ def normalise(
         job = configured(job, user_objects.types(module, layers or {}, job, asked))
     named = {
         "model": module, "loss": given.loss, "optimizer": optimizer, "schedule": given.schedule,
+        "clients": given.clients,
     }  # fmt: skip
     job = _with_names(job, named, given)
     in_place_of = {"own.model": given.model, "own.data": train and train.data}
@@ -123,7 +124,9 @@ def normalise(
         if job.run.shadow and not comm.rank:
             factory = given.optimizer if given.makes_optimizer else None
             shadow = extras.Shadow(module, layers or {}, factory, given.schedule)
-    objects = UserObjects(data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names)
+    objects = UserObjects(
+        data, layers, loss, metrics, optimizer, grouping, schedule, shadow, names, given.clients
+    )
     return job, objects, module
 
 
@@ -236,7 +239,12 @@ def names_as_settings(given: Given, settings: Mapping[str, Any]) -> tuple[Given,
 
 def _expect_given(job: Config, given: Given) -> None:
     """Raise ConfigError if the program gave no object for a key of [own]."""
-    for key in ("model", "data", "loss", "metrics", "optimizer", "schedule"):
+    if ("own" in (job.federated.split, job.sync.split)) != (given.clients is not None):
+        raise ConfigError(
+            "own.clients: the client of each sample goes with split = 'own' of [federated] or "
+            "[sync], and this with that; set both, or none"
+        )
+    for key in ("model", "data", "loss", "metrics", "optimizer", "schedule", "clients"):
         keyword = "train_data" if key == "data" else key
         if getattr(given, keyword) is None and getattr(job.own, key):
             raise ConfigError(

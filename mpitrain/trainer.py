@@ -59,6 +59,7 @@ class Trainer(ClosedTogether):
         schedule: Any = None,
         classes: int = 0,
         collate_fn: Collate | None = None,
+        clients: Any = None,
         span: Span = no_span,
         stop: StopFlag | None = None,
         before_step: Callable[[Parts], None] | None = None,
@@ -118,6 +119,8 @@ class Trainer(ClosedTogether):
                 goes with ``warmup_steps``.
             classes: number of classes, if labels are integers; by default the number of scores of
                 the model's last layer, or 0 if there is a label for each number of the outputs.
+            clients: the client of each training sample, a whole number or a text, or a function of
+                ``train_data`` that gives them, for ``split = "own"`` of [federated] or [sync].
             span, stop, before_step: see :class:`mpitrain.training.assemble.Hooks`.
             settings: keys that only one of the job file's tables has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  For a torch
@@ -132,7 +135,7 @@ class Trainer(ClosedTogether):
         whole = ranks(comm)
         given = Given(
             model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
-            schedule, classes, collate_fn,
+            schedule, classes, collate_fn, clients,
         )  # fmt: skip
         with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
             job, objects, module = normalise(whole, config, given, settings)

@@ -37,6 +37,7 @@ class Given:
     schedule: Any = None
     classes: int = 0
     collate_fn: "Collate | None" = None
+    clients: Any = None
 
     @property
     def makes_optimizer(self) -> bool:

@@ -79,6 +79,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         rate_factor: factor on all rates that the program has set.
         measured: values of the tests that rates follow, in turn; None: not finite.
         epoch, samples: epoch of the next step, and how many of its samples were seen.
+        prox: as :class:`~mpitrain.training.parts.Parts` has it.
     """
 
     step: Steps
@@ -93,6 +94,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     measured: list[float | None] = []
     epoch: Steps = 0
     samples: Steps = 0
+    prox: list[float] = []
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

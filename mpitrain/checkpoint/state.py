@@ -106,6 +106,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.measured_rates.values[:] if parts.measured_rates else [],
             parts.epoch,
             parts.seen,
+            [*parts.prox] if parts.steps_done else [],
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -199,6 +200,7 @@ def restore(
     parts.updates_per_step = max(parts.updates_per_step, progress.per_step)
     parts.watch.tested = progress.tested
     parts.rates.factor = progress.rate_factor
+    parts.prox = progress.prox or parts.prox
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

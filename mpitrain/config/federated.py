@@ -24,7 +24,8 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         rounds: rounds of the job.
         split: division of the samples among clients: ``iid``, drawn alike; ``dirichlet``, each
             class in parts that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019);
-            ``labels``, each client samples of ``labels`` classes alone.
+            ``labels``, each client samples of ``labels`` classes alone; ``own``, as ``own.clients``
+            says.
         alpha: parameter of ``dirichlet``: the smaller it is, the more the clients differ; at most
             1e9, where they hardly do.
         labels: classes of a client's samples, for ``labels``.
@@ -38,10 +39,14 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
             the steps it took, for rounds in which some are cut off.
         prox: mu of FedProx: mu times what the weights have moved by is added to each gradient (Li
             et al. 2020).
+        prox_step: change of ``prox``, as 0.1: up after a round whose mean loss has risen, down
+            after five in turn in which it has fallen; 0: none.
         spread: standard deviation of the logarithms of the clients' speeds; a client of median
             speed takes a step a second.  At most 100: beyond, speeds are no numbers.
-        deadline: seconds on that clock after which a client sends what its steps so far have
-            changed; 0: there is no deadline.
+        bandwidth: bytes a second that a client of median connection sends, spread likewise; 0:
+            changes arrive at once.
+        deadline: seconds on that clock at which a client's change must have arrived: of what its
+            steps until then have changed; 0: there is no deadline.
         dropout: share of the asked clients that are never heard of again, drawn in each round.
         server: optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr`` 1
             and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.
@@ -65,7 +70,7 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
 
     clients: Whole = 0
     rounds: Count = 10
-    split: Literal["iid", "dirichlet", "labels"] = "iid"
+    split: Literal["iid", "dirichlet", "labels", "own"] = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e9)] = 0.5
     labels: Count = 2
     sample: Whole = 0
@@ -73,7 +78,9 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     scheme: Literal["weighted", "sampled"] = "weighted"
     weigh: Literal["samples", "work"] = "samples"
     prox: NonNegative = 0.0
+    prox_step: NonNegative = 0.0
     spread: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    bandwidth: NonNegative = 0.0
     deadline: NonNegative = 0.0
     dropout: Part = 0.0
     server: Literal["sgd", "adam", "lamb"] = "sgd"

@@ -211,6 +211,8 @@ _SYNC = (
            {CODED: "begins an exchange before the last one's residual is known"},
            lambda job: job.sync.kind == "delayed" and job.sync.delay > job.sync.period,
            instead="set sync.delay to at most sync.period"),
+    Method("own-samples", "a worker with samples of its own", {"sync.split": "iid"},
+           (STEPS, WIDTHS)),
     Method("adasum", "adasum", {"sync.combine": "adasum"},
            (EXCHANGE, ONE_SUM, REPLICA_SUMS, REPLICATED, WIDTHS, HOST), {CODED: "is no sum"}),
     Method("agree", "sync.agree above 1", {"sync.agree": 2}, (),

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from collectives.analysis import executed
 from collectives.errors import words
@@ -39,6 +40,8 @@ def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:
     if not colon or not place or not name.isidentifier():
         raise ConfigError(f"own.{key} = {text!r}: write module:name or file.py:name")
     try:
+        if place.endswith(".npz"):
+            return np.load(place)[name]
         module = modules.get(place) or modules.setdefault(place, _imported(place))
     except Exception as error:
         raise ConfigError(f"own.{key} = {text!r} cannot be imported: {words(error)}") from error

@@ -179,7 +179,7 @@ def _with_data_beside(path: Path, job: Config) -> Config:
 
     own: Any = {}
     for key, value in msgspec.structs.asdict(job.own).items():
-        if isinstance(value, str) and ".py:" in value:
+        if isinstance(value, str) and re.search(r"\.(py|npz):", value):
             file, _, name = value.rpartition(":")
             own[key] = f"{found(file)}:{name}"
     data = replace(job.data, path=found(job.data.path))

@@ -97,6 +97,11 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             that is ``averaged`` over all workers, at the price of its bytes.
         agree: steps of ``local`` and ``delayed`` after which all ranks tell each other of losses,
             norms and requests to stop, in one message; the records of these steps come together.
+        correct: whether a worker of ``delayed`` goes on with its own updates until their mean
+            replaces them; without, it takes them back until the mean comes.
+        split: samples of a worker: ``none``, its part of each batch of all; or samples of its own,
+            by ``iid``, ``dirichlet``, ``labels`` or ``own`` as ``federated.split`` has them.
+        alpha, labels: parameters of ``split``, as of [federated].
     """
 
     kind: Literal["every_step", "local", "delayed"] = "every_step"
@@ -108,6 +113,10 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     fragments: Annotated[Count, ReadBy("kind", "local")] = 1
     state: Annotated[Literal["own", "averaged"], ReadBy("kind", "local")] = "own"
     agree: Annotated[Count, ReadBy("kind", "local", "delayed")] = 1
+    correct: Annotated[bool, ReadBy("kind", "delayed")] = True
+    split: Literal["none", "iid", "dirichlet", "labels", "own"] = "none"
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1e9), ReadBy("split", "dirichlet")] = 0.5
+    labels: Annotated[Count, ReadBy("split", "labels")] = 2
 
     @property
     def drifts(self) -> bool:

@@ -432,6 +432,9 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         experts: with ``parallel.experts``, names of the modules that hold the experts of a torch
             module, their ends, or patterns: ``"mlp.experts"``, ``"layers.*.experts"``.
         classes: number of classes of the labels, where the model does not show it.
+        clients: the client of each training sample, or a function of the data set that gives them,
+            for ``split = "own"`` of [federated] or [sync]; an array in a file as
+            ``patients.npz:hospital``.
     """
 
     model: str = ""
@@ -444,6 +447,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     splits: dict[str, str] = {}
     experts: str | tuple[str, ...] = ()
     classes: Annotated[int, Meta(ge=0), ReadBy("data")] = 0
+    clients: str = ""
 
 
 class Tables(Struct, frozen=True, forbid_unknown_fields=True):

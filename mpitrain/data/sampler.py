@@ -1,7 +1,7 @@
 """The order of samples: global batches first, then each rank's share of them."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,42 @@ class Sampler:
         # that the seed alone gives, from which parameters are drawn.
         seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, *self.stream))
         return np.random.default_rng(seeds).permutation(self.samples)
+
+
+@dataclass(frozen=True)
+class OfWorkers(Sampler):
+    """The order in which each worker has samples of its own alone.
+
+    In an epoch a worker takes as many as its part of the batches has: of more than these, others in
+    each epoch; of fewer, some several times.
+
+    Attributes:
+        own: indices of each worker's samples.
+        micro_batches: those of a worker in a batch; the workers' own take turns in it.
+    """
+
+    own: Sequence[Array] = ()
+    micro_batches: int = 1
+
+    @property
+    def described(self) -> str:
+        digest = hashlib.blake2b(self.order(0).tobytes(), digest_size=8)
+        return f"samples of {len(self.own)} workers of digest {digest.hexdigest()}"
+
+    def order(self, epoch: int) -> Array:
+        """See :class:`Sampler`."""
+        parts, size = np.arange(len(self.own) * self.micro_batches + 1), self.batch_size
+        sizes = [min(size, self.samples - first) for first in range(0, self.samples, size)]
+        # Each batch is cut as batches.part() cuts it, and its parts are the workers' by turns.
+        ends = [parts * size // parts[-1] for size in sizes]
+        whose = np.concatenate([np.repeat(parts[:-1] % len(self.own), np.diff(e)) for e in ends])
+        order = np.empty(self.samples, np.int64)
+        for worker, own in enumerate(self.own):
+            # Three words of spawn key: other streams have one or two.
+            seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, worker, 1))
+            drawn = own[np.random.default_rng(seeds).permutation(len(own))]
+            order[whose == worker] = np.resize(drawn, int((whose == worker).sum()))
+        return order
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ Time is virtual and follows from the seed: a round has the same clients on one r
 now and after a resume.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -64,6 +66,7 @@ class Choice:
     Attributes:
         work: local steps that each client is asked for.
         speeds: local steps a second, drawn once.
+        rates: bytes a second that a client can send, drawn once.
     """
 
     def __init__(self, own: Federated, seed: int, sizes: Array, work: Array) -> None:
@@ -72,6 +75,8 @@ class Choice:
         self.work = work
         normal = generator(seed, "clients", "speed").standard_normal(own.clients)
         self.speeds: Array = np.exp(own.spread * normal)
+        normal = generator(seed, "clients", "bandwidth").standard_normal(own.clients)
+        self.rates: Array = (own.bandwidth or inf) * np.exp(own.spread * normal)
 
     def most_weight(self) -> int:
         """Largest possible sum of the weights of a round's clients."""
@@ -88,14 +93,17 @@ class Choice:
             return rng.choice(own.clients, own.asked, replace=False)
         return rng.choice(own.clients, own.asked, p=self._sizes / self._sizes.sum())
 
-    def cohort(self, number: int) -> Cohort:
-        """The clients of a round, counted from 0: the first ``take`` to arrive."""
+    def cohort(self, number: int, nbytes: Callable[[int], int] = lambda asked: 0) -> Cohort:
+        """The clients of a round, counted from 0: the first ``take`` to arrive.
+
+        ``nbytes``: bytes that each sends, of the number of clients that are asked.
+        """
         own = self._own
         asked, draws = np.unique(self.ask(number), return_counts=True)
         dice = generator(self._seed, "clients", "dropout", number).random(own.clients)
-        arrivals = []
+        arrivals, sent = [], nbytes(len(asked))
         for client, times in zip(asked.tolist(), draws.tolist()):
-            steps, at = self._until(client)
+            steps, at = self._until(client, sent)
             if steps and dice[client] >= own.dropout:
                 share = steps / int(self.work[client])
                 arrivals.append((at, -share, client, times, steps))
@@ -112,13 +120,13 @@ class Choice:
         rising = tuple(sorted(parts, key=lambda part: part.client))
         return Cohort(number, own.asked, tuple(asked.tolist()), rising, seconds)
 
-    def _until(self, client: int) -> tuple[int, float]:
-        """Steps that a client has done when it sends its change, and the time of that."""
+    def _until(self, client: int, nbytes: int) -> tuple[int, float]:
+        """Steps that a client has done when it sends its change, and when that has arrived."""
         work, speed = int(self.work[client]), float(self.speeds[client])
-        deadline = self._own.deadline
-        if deadline and work / speed > deadline:
-            return min(int(deadline * speed), work), deadline
-        return work, work / speed
+        sending, deadline = nbytes / float(self.rates[client]), self._own.deadline
+        if deadline and work / speed + sending > deadline:
+            return max(0, min(int((deadline - sending) * speed), work)), deadline
+        return work, work / speed + sending
 
     def _weight(self, client: int, draws: int, steps: int) -> int:
         own = self._own

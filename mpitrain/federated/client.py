@@ -54,13 +54,13 @@ class ClientLoop(SynchronousLoop):
     def __init__(self, parts: Parts, rates: Rates, mu: float) -> None:
         super().__init__(parts)
         parts.rates, parts.counting = rates, build.counting(parts, is_changed=True)
-        self._mu = mu
+        self.mu = mu
         self.start: Array = np.empty(0)
 
     def agree(self, report: StepReport) -> Agreed:
-        for piece in self.parts.store.pieces if self._mu else ():
+        for piece in self.parts.store.pieces if self.mu else ():
             start = self.start[piece.start : piece.stop]
-            piece.gradients[...] += self._mu * (piece.parameters - start)
+            piece.gradients[...] += self.mu * (piece.parameters - start)
         return super().agree(report)
 
 

@@ -21,6 +21,12 @@ def most_bits(weight: int, word: int) -> int:
     return ((2**word - 1) // weight + 1).bit_length() - 1
 
 
+def lengths(own: Federated, elements: int) -> tuple[int, int]:
+    """Elements after rotation, from which those that are sent are drawn, and number of these."""
+    length = padded(elements) if own.rotate else elements
+    return length, max(1, ceil(own.kept * length)) if own.kept < 1 else length
+
+
 @dataclass(frozen=True)
 class Drawn:
     """Random choices that the clients of a round share.
@@ -40,13 +46,10 @@ class Drawn:
     @classmethod
     def of(cls, own: Federated, seed: int, number: int, elements: int) -> "Drawn":
         """The choices of a round, counted from 0."""
-        length, signs = elements, None
-        if own.rotate:
-            length = padded(elements)
-            signs = random_signs(length, seed, "clients", number)
+        length, count = lengths(own, elements)
+        signs = random_signs(length, seed, "clients", number) if own.rotate else None
         kept = np.arange(length)
         if own.kept < 1:
-            count = max(1, ceil(own.kept * length))
             kept = subset(length, count, seed, "clients", "mask", number)
         return cls(elements, signs, kept, length)
 

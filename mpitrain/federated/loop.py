@@ -1,23 +1,22 @@
 """Rounds of a federated job: clients are asked, train, and their mean change moves the server."""
 
 from collections.abc import Generator, Mapping
-from math import sqrt
+from functools import partial
+from math import inf, sqrt
 from time import perf_counter
 from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, expect
 from mpitrain.data import DataError
-from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import Client, Trained
+from mpitrain.federated.samples import of_clients
 from mpitrain.federated.secure import RoundError
 from mpitrain.federated.server import ServerOptimizer
-from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
@@ -27,8 +26,10 @@ from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
-#: Samples whose labels are read at a time.
-_AT_A_TIME = 4096
+#: Sum of the losses, and samples, of each client of a round.
+Losses = Mapping[int, tuple[float, int]]
+#: Rounds in turn with a smaller loss after which FedProx's mu falls.
+_FALLS = 5
 
 
 class FederatedLoop(Loop):
@@ -61,15 +62,14 @@ class FederatedLoop(Loop):
                     f"federated: {key}= has no part in clients and server; set the keys of [optim] "
                     "and federated.server"
                 )
-        if isinstance(parts.data.train, Streamed):
-            raise ConfigError(
-                "federated: the training data are read in turn, and clients have samples here and "
-                "there among them; give data that are read by number"
-            )
         if parts.state or parts.model.mixes:
             expect(parts.config, "batch-norm")
-        labels = together(parts.comm, self._labels, DataError)
-        self.clients = split(table, run.seed, len(parts.data.train), labels)
+        self.clients, self._names = of_clients(parts, table)
+        if len(self.clients) != table.clients:
+            raise ConfigError(
+                f"federated.clients: own.clients names {len(self.clients)} clients, and the job "
+                f"says {table.clients}; set it to {len(self.clients)}"
+            )
         sizes = np.array([len(part) for part in self.clients])
         train = parts.config.train
         work = train.epochs * -(-sizes // train.batch_size)
@@ -79,18 +79,10 @@ class FederatedLoop(Loop):
         self._store = cast(Replicated, parts.store)
         if parts.comm.size > 1:
             self._store.algorithm, self._store.reason = self._wire.algorithm, "of whole numbers"
+        parts.prox = parts.prox or [table.prox, inf, 0]
         self._client = Client(parts)
         parts.opened.callback(self._client.close)
         self._server = cast(ServerOptimizer, parts.updater)
-
-    def _labels(self) -> Array | None:
-        """The classes of the training samples, if the split goes by them and they have any."""
-        data = self.parts.data
-        if self.parts.config.federated.split == "iid" or not data.classes or data.label_shape:
-            return None
-        count = len(data.train)
-        parts = [data.train[i : i + _AT_A_TIME].labels for i in range(0, count, _AT_A_TIME)]
-        return np.concatenate(parts)
 
     def batches(self, epoch: int) -> Generator[Batch]:
         yield Batch(epoch, ())
@@ -110,7 +102,8 @@ class FederatedLoop(Loop):
         parts, begun, wire = self.parts, perf_counter(), self._wire
         parts.expect_open()
         parts.before_step(parts)
-        cohort = self.choice.cohort(parts.steps_done)
+        nbytes = partial(self._sums.client_bytes, self._store.parameters)
+        cohort = self.choice.cohort(parts.steps_done, nbytes)
         if not cohort.parts:
             raise RoundError(
                 f"round {cohort.number + 1}: none of {cohort.draws} clients has sent anything; "
@@ -129,13 +122,16 @@ class FederatedLoop(Loop):
         self._move(mean, cohort)
         parts.count(parts.steps_done, [()])
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        step = self._step(trained, mean, begun, summing)
-        return [self._round(cohort, mean, sent), step]
+        losses = self._losses(trained)
+        step = self._step(losses, mean, begun, summing)
+        found = self._round(cohort, mean, sent, losses)
+        self._adapt(step.loss)
+        return [found, step]
 
-    def _step(self, trained: Mapping[int, Trained], mean: Mean, begun: float, own: float) -> Step:
+    def _step(self, losses: Losses, mean: Mean, begun: float, own: float) -> Step:
         """Record of the step; collective.  ``own``: this rank's seconds in the sum of changes."""
-        parts = self.parts
-        loss, samples = self._losses(trained)
+        parts, samples = self.parts, sum(samples for _, samples in losses.values())
+        loss = sum(loss for loss, _ in losses.values()) / samples if samples else float("nan")
         lasted = perf_counter() - begun
         parts.account.add(lasted, own, {})
         told = [lasted, own, *parts.account.moved(), parts.device.memory()]
@@ -148,7 +144,7 @@ class FederatedLoop(Loop):
         taken = Taken(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
         return parts.account.record(taken, agreed)
 
-    def _round(self, cohort: Cohort, mean: Mean, sent: int) -> Round:
+    def _round(self, cohort: Cohort, mean: Mean, sent: int, losses: Losses) -> Round:
         """Record of the round; collective.  ``sent``: bytes from this rank for the mean."""
         return Round(
             step=self.parts.steps_done,
@@ -162,7 +158,19 @@ class FederatedLoop(Loop):
             plain_bytes=self._store.parameters.nbytes,
             rank_bytes=self.parts.comm.allreduce(sent, op=MPI.MAX),
             clipped=mean.clipped,
+            losses={self._names[client]: loss / n for client, (loss, n) in losses.items()},
+            prox=self.parts.prox[0],
         )
+
+    def _adapt(self, loss: float) -> None:
+        """Let FedProx's mu follow the mean loss of the clients, if it may."""
+        by, (mu, last, falls) = self.parts.config.federated.prox_step, self.parts.prox
+        falls = falls + 1 if loss < last else 0
+        if by and loss > last:
+            mu += by
+        elif by and falls == _FALLS:
+            mu, falls = max(0.0, mu - by), 0
+        self.parts.prox[:] = mu, loss, falls
 
     def _move(self, mean: Mean, cohort: Cohort) -> None:
         """Take the server's step against the mean change."""
@@ -180,6 +188,7 @@ class FederatedLoop(Loop):
     def _train(self, cohort: Cohort) -> dict[int, Trained]:
         """Train this rank's clients, one after the other."""
         comm, start = self.parts.comm, self._store.parameters
+        self._client.loop.mu = self.parts.prox[0]
         return {
             part.client: self._client.improve(
                 start, cohort.number, part.client, self.clients[part.client], part.steps
@@ -188,9 +197,7 @@ class FederatedLoop(Loop):
             if part.client % comm.size == comm.rank
         }
 
-    def _losses(self, trained: Mapping[int, Trained]) -> tuple[float, int]:
-        """The mean loss over all clients' steps, and their samples; summed in order of clients."""
-        own = [(client, one.loss, one.samples) for client, one in trained.items()]
-        every = sorted(one for some in self.parts.comm.allgather(own) for one in some)
-        count = sum(samples for _, _, samples in every)
-        return (sum(loss for _, loss, _ in every) / count if count else float("nan")), count
+    def _losses(self, trained: Mapping[int, Trained]) -> Losses:
+        """The sum of the losses of each client's steps, and their samples; in order of clients."""
+        own = [(client, (one.loss, one.samples)) for client, one in trained.items()]
+        return dict(sorted(one for some in self.parts.comm.allgather(own) for one in some))

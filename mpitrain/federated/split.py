@@ -11,17 +11,20 @@ from mpitrain.config.federated import Federated
 from mpitrain.group import share
 
 
-def split(own: Federated, seed: int, samples: int, labels: Array | None) -> list[Array]:
+def split(
+    own: Federated, seed: int, samples: int, labels: Array | None, table: str = "federated"
+) -> list[Array]:
     """The samples of each client, as rising indices; each client has one, and no sample has two.
 
-    ``labels``: class of each sample, of shape (samples,); None without classes.
+    ``labels``: class of each sample, of shape (samples,); None without classes.  ``table``: that of
+    the job which asks for it.
 
     Raises:
         ConfigError: there are more clients than samples, or no classes to split by.
     """
     if own.clients > samples:
         raise ConfigError(
-            f"federated.clients = {own.clients} must be at most {samples}, the number of training "
+            f"{table}.clients = {own.clients} must be at most {samples}, the number of training "
             "samples"
         )
     rng = generator(seed, "clients", "split")
@@ -30,13 +33,13 @@ def split(own: Federated, seed: int, samples: int, labels: Array | None) -> list
         found = [order[share(samples, client, own.clients)] for client in range(own.clients)]
     elif labels is None:
         raise ConfigError(
-            f"federated.split: {own.split!r} goes by the classes of the samples, and these have "
+            f"{table}.split: {own.split!r} goes by the classes of the samples, and these have "
             "none; take 'iid'"
         )
     elif own.split == "dirichlet":
         found = _dirichlet(rng, own, labels)
     else:
-        found = _by_labels(rng, own, labels)
+        found = _by_labels(rng, own, labels, table)
     return [np.sort(part) for part in found]
 
 
@@ -59,16 +62,16 @@ def _dirichlet(rng: np.random.Generator, own: Federated, labels: Array) -> list[
     return found
 
 
-def _by_labels(rng: np.random.Generator, own: Federated, labels: Array) -> list[Array]:
+def _by_labels(rng: np.random.Generator, own: Federated, labels: Array, table: str) -> list[Array]:
     """``own.labels`` classes for each client, in turn, and each class evenly among its clients."""
     kinds = np.unique(labels)
     if own.labels > len(kinds):
         raise ConfigError(
-            f"federated.labels = {own.labels} must be at most {len(kinds)}, the number of classes"
+            f"{table}.labels = {own.labels} must be at most {len(kinds)}, the number of classes"
         )
     if own.clients * own.labels < len(kinds):
         raise ConfigError(
-            f"federated.labels: {own.clients} clients of {own.labels} classes each leave some of "
+            f"{table}.labels: {own.clients} clients of {own.labels} classes each leave some of "
             f"the {len(kinds)} classes to nobody; raise clients or labels"
         )
     circle, who = rng.permutation(kinds), rng.permutation(own.clients)
@@ -82,7 +85,7 @@ def _by_labels(rng: np.random.Generator, own: Federated, labels: Array) -> list[
     found = [np.concatenate(part) for part in parts]
     if not all(map(len, found)):
         raise ConfigError(
-            f"federated.split: with {own.clients} clients of {own.labels} classes each some get no "
+            f"{table}.split: with {own.clients} clients of {own.labels} classes each some get no "
             "sample; lower clients, or raise labels"
         )
     return found

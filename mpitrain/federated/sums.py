@@ -88,6 +88,10 @@ class Exact:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
+    def client_bytes(self, start: Array, asked: int) -> int:
+        """Most bytes that a client sends of a change from ``start``, if so many are asked."""
+        return start.nbytes
+
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
         """The weighted mean of ``start - end``; collective.
 
@@ -123,6 +127,10 @@ class Coded:
                 "set scheme = 'sampled'"
             )
 
+    def client_bytes(self, start: Array, asked: int) -> int:
+        """As :meth:`Exact.client_bytes`."""
+        return -(-codes.lengths(self._own, start.size)[1] * self.bits // 8) + _BESIDE
+
     def mean(self, start: Array, ends: Mapping[int, Array], cohort: Cohort) -> Mean:
         """As :meth:`Exact.mean`; ``RoundError`` if too few clients are left for a secure sum."""
         drawn = codes.Drawn.of(self._own, self._seed, cohort.number, start.size)
@@ -138,7 +146,8 @@ class Coded:
                 places = steps.encode(values, codes.dice(self._seed, cohort.number, client))
                 yield client, weights[client] * np.append(places, 1)
 
-        total, client_bytes, key_bytes = self._sum(words(), drawn.kept.size + 1, cohort)
+        total, key_bytes = self._sum(words(), drawn.kept.size + 1, cohort)
+        client_bytes = self.client_bytes(start, len(cohort.asked))
         change = drawn.back(steps.mean(total[:-1], int(total[-1])))
         numbers = drawn.kept.size * len(cohort.parts)
         clipped = self._wire.comm.allreduce(cut) / numbers
@@ -146,23 +155,27 @@ class Coded:
 
     def _sum(
         self, own: Iterator[tuple[int, Array]], length: int, cohort: Cohort
-    ) -> tuple[Array, int, int]:
-        """The sum over all clients, bytes of a client, and bytes of this rank's keys."""
+    ) -> tuple[Array, int]:
+        """The sum over all clients, and bytes of this rank's keys."""
         most = cohort.weight * (2**self.bits - 1)
         kind = next(kind for kind in (np.uint16, np.uint32, np.int64) if most <= np.iinfo(kind).max)
         total: Array = np.zeros(length, kind)
         for _, words in own:
             total += words.astype(total.dtype)
         self._wire.add(total)
-        return total, -(-(length - 1) * self.bits // 8) + _BESIDE, 0
+        return total, 0
 
 
 class Secure(Coded):
     """Numbers on a grid, added up so that nobody learns a single client's."""
 
+    def client_bytes(self, start: Array, asked: int) -> int:
+        keys = PUBLIC_BYTES + (asked - 1) * MESSAGE_BYTES
+        return 4 * (codes.lengths(self._own, start.size)[1] + 1) + keys + asked * SHARE_BYTES
+
     def _sum(
         self, own: Iterator[tuple[int, Array]], length: int, cohort: Cohort
-    ) -> tuple[Array, int, int]:
+    ) -> tuple[Array, int]:
         comm = self._wire.comm
         threshold = self._own.least(len(cohort.asked))
         survivors = [part.client for part in cohort.parts]
@@ -198,14 +211,12 @@ class Secure(Coded):
         masks = together(comm, leftover, RoundError)
         self._wire.add(masks)
         total -= masks
-        others = len(cohort.asked) - 1
-        keys = PUBLIC_BYTES + others * MESSAGE_BYTES
         shown = len(cohort.asked) * SHARE_BYTES
         # Keys and shares go to all other ranks, sealed shares to that of their client.
         elsewhere = sum(client not in mine for client in cohort.asked)
         sealed = len(mine) * elsewhere * MESSAGE_BYTES
         open_ = (len(mine) * PUBLIC_BYTES + len(told) * shown) * (comm.size - 1)
-        return total, 4 * length + keys + shown, sealed + open_
+        return total, sealed + open_
 
     def _exchange_shares(
         self, mine: Mapping[int, Participant], everybody: Mapping[int, Public], threshold: int

@@ -143,6 +143,8 @@ class Round(Struct, frozen=True, tag="round", tag_field="event"):
         plain_bytes: bytes of an uncompressed change.
         rank_bytes: most bytes of a rank to other ranks, or in shared memory, for the mean.
         clipped: share of the sent numbers that were cut to the grid.
+        losses: mean loss of the steps of each client whose change counts, by its name.
+        prox: mu of FedProx.
     """
 
     step: int
@@ -156,12 +158,18 @@ class Round(Struct, frozen=True, tag="round", tag_field="event"):
     plain_bytes: int
     rank_bytes: int
     clipped: float = 0.0
+    losses: dict[str, float] = {}
+    prox: float = 0.0
 
     def __str__(self) -> str:
         cut = f", {self.partial} of them cut off" if self.partial else ""
+        by_loss, told = sorted(self.losses, key=self.losses.__getitem__), ""
+        if by_loss:
+            ends = (f"{self.losses[one]:.3g} (client {one})" for one in (by_loss[0], by_loss[-1]))
+            told = f"; losses from {' to '.join(ends)}"
         return (
             f"round {self.step}: {self.taken} of {self.asked} clients{cut}; each sent "
-            f"at most {self.client_bytes} bytes of a change of {self.plain_bytes}"
+            f"at most {self.client_bytes} bytes of a change of {self.plain_bytes}{told}"
         )
 
 

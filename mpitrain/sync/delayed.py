@@ -6,6 +6,8 @@ momentum and Adam stay correct.
 
 A worker's weights are the anchor plus its own updates whose mean is not due yet; the anchor holds
 all means that were due.  If no own updates are left, weights and anchor are equal, bit by bit.
+Without correction, a worker's updates have no effect before their mean has, and those whose mean is
+not due at the end have none.
 """
 
 from collections import deque
@@ -36,6 +38,7 @@ class Delayed(Anchored):
         """Set up the exchanges, by ``period``, ``delay`` and ``start`` of ``sync``; collective."""
         slots = max(1, -(-sync.delay // sync.period))
         super().__init__(workers, sync, [workers.arena.tensors] * slots)
+        self.keeps_all &= sync.correct or not sync.delay
         self._period, self._delay = sync.period, sync.delay
         self.rounds: deque[int] = deque()
         #: The worker's weights at the beginning of the current period.
@@ -75,8 +78,11 @@ class Delayed(Anchored):
         self.rounds.append(done)
         weights, slot = self.workers.parameters, self._slot(done)
         np.subtract(weights, self._base, out=self._own[slot])
-        self._base[...] = weights
         self.exchanges[slot].values[...] = self._own[slot]
+        if self._sync.correct:
+            self._base[...] = weights
+        else:  # as if this worker had done nothing since
+            self._own[slot][...], weights[...] = 0, self._base
         self.exchanges[slot].start(self._sync.start + done - 1)
 
     def _land(self, began: int) -> None:

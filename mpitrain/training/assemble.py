@@ -173,6 +173,8 @@ def _add_samples(parts: Parts) -> None:
         parts.sampler = Sampler(1, 1, config.run.seed)
     else:
         order = (data.sampler or Sampler)(samples, size, config.run.seed)
+        if config.sync.split != "none":
+            order = extras.of_workers(parts, order)
         parts.sampler = expect_same_order(comm, order)
         if not order.steps_per_epoch:
             raise ConfigError(

@@ -71,6 +71,7 @@ class UserObjects:
         shadow: function that rank 0 calls with the parts and each of the first batches, to compare
             its step with that of plain torch.
         names: name of a tensor here, by its name in the torch module's ``state_dict``.
+        clients: the client of each training sample, or a function of the data that gives them.
     """
 
     data: Dataset | None = None
@@ -82,6 +83,7 @@ class UserObjects:
     schedule: Factor | TabulatedSchedule | None = None
     shadow: Callable[["Parts", Any], None] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    clients: Any = None
 
 
 #: No objects: the tables of the job name everything.
@@ -163,6 +165,8 @@ class Parts:
         ending: reason for which the program ends training; the same on all ranks.
         updates_per_step: largest number of updates in a step since the beginning.
         origin: see :func:`mpitrain.checkpoint.changes.origin_of`; None before the first call.
+        prox: FedProx's mu of the next round, the last round's loss, and the rounds in which it has
+            fallen until then; empty without clients.
     """
 
     comm: Communicator
@@ -205,6 +209,7 @@ class Parts:
     ending: str = ""
     updates_per_step: int = 1
     origin: Any = None
+    prox: list[float] = field(default_factory=list)
     is_closed: bool = False
 
     @property

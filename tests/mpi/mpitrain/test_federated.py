@@ -75,7 +75,9 @@ def sweep(cases, *quick):
 KINDS = {
     "all": {},
     "sampled": dict(scheme="sampled", sample=12, split="dirichlet"),
-    "late": dict(sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work"),
+    "late": dict(
+        sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work", bandwidth=5000.0
+    ),
     "prox, momentum": dict(prox=0.1, server_momentum=0.9, sample=8),
     "adam": dict(server="adam", server_lr=0.02, split="labels"),
     "lamb": dict(server="lamb", server_lr=0.02),
@@ -104,6 +106,39 @@ def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
         return replace(record, rank_bytes=0)
 
     assert [same(record) for record in records] == [same(record) for record in told]
+
+
+def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
+    """Texts, in the order of which the clients are numbered."""
+    with mpitrain.Trainer(comm, job()) as trainer:
+        samples = trainer.loop.clients
+    whose = np.empty(sum(map(len, samples)), "U2")
+    for client, own in enumerate(samples):
+        whose[own] = chr(ord("a") + client)
+    found, records = rounds(comm, job(split="own"), clients=lambda data: whose[: len(data)])
+    expected, told = rounds(comm, job())
+    np.testing.assert_array_equal(found, expected)
+    assert [*records[0].losses] == [chr(ord("a") + client) for client in range(20)]
+    assert [*records[0].losses.values()] == [*told[0].losses.values()]
+    sizes = [len(own) for own in samples]
+    mean = np.average([*told[0].losses.values()], weights=sizes)
+    assert told[1].loss == pytest.approx(mean, rel=1e-6)
+    assert "losses from" in str(told[0])
+
+
+@pytest.mark.parametrize(
+    ("clients", "own", "told"),
+    [
+        (None, dict(split="own"), "set both, or none"),
+        ([0], dict(), "set both, or none"),
+        ([0, 1], dict(split="own"), r"the client of each of 1437 samples, .* of shape \(2,\)"),
+        (lambda data: data[-1].none, dict(split="own"), "they cannot be read: AttributeError"),
+        (lambda data: [7] * len(data), dict(split="own"), "names 1 clients, and the job says 20"),
+    ],
+)
+def test_clients_that_cannot_be(comm, clients, own, told):
+    with pytest.raises(ConfigError, match=told):
+        mpitrain.Trainer(comm, job(**own), clients=clients)
 
 
 def sequential(comm, config, steps):
@@ -322,7 +357,15 @@ def with_folder(config, folder, **checkpoint):
     "own",
     [
         pytest.param(dict(server_momentum=0.9, sample=8), marks=pytest.mark.slow),
-        dict(server="adam", server_lr=0.02, scheme="sampled", sample=8, rotate=True, bits=6),
+        dict(
+            server="adam",
+            server_lr=0.02,
+            scheme="sampled",
+            sample=8,
+            rotate=True,
+            bits=6,
+            prox_step=0.3,
+        ),
     ],
 )
 def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):

@@ -52,7 +52,8 @@ KINDS = {
     "delayed": Sync(kind="delayed", period=2, delay=3),
     "delayed, later": Sync(kind="delayed", period=1, delay=4, start=1),
 }
-
+#: Workers with samples of their own, whose updates take effect late.
+UNCORRECTED = Sync(kind="delayed", period=2, delay=3, correct=False, split="dirichlet")
 
 SLOW = pytest.mark.slow
 #: All of them, most marked slow.
@@ -74,7 +75,8 @@ def layouts():
 
 
 def config_of(model, kind, optim=None, **parallel):
-    config = replace(job(model, micro_batches=2, **parallel), sync=KINDS[kind])
+    sync = KINDS.get(kind, UNCORRECTED)
+    config = replace(job(model, micro_batches=2, **parallel), sync=sync)
     return changed(replace(config, optim=optim) if optim else config, check_every=1)
 
 
@@ -120,7 +122,7 @@ class Alone:
         return norm
 
 
-def simulated(config, workers, steps):
+def simulated(config, workers, steps, sampler=None):
     """(loss and gradient norm of each step, each worker's weights, their mean)."""
     sync, curve = config.sync, []
     with Communicator(MPI.COMM_SELF) as one:
@@ -133,7 +135,8 @@ def simulated(config, workers, steps):
         owners = np.repeat(numbers, [tensor.stop - tensor.start for tensor in tensors])
         parts = [owners == number for number in range(sync.fragments)]
         averaging = Averaging(sync, parts, [w.weights for w in everyone])
-        for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
+        batches = (sampler or trainer.parts.sampler).batches(0)
+        for step, batch in zip(range(steps), batches, strict=False):
             loss = 0.0
             for number, worker in enumerate(everyone):
                 own = own_part(batch, workers, number)
@@ -179,6 +182,24 @@ def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
     close(together, mean, rtol=1e-7, atol=1e-10)
 
 
+def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
+    sync = replace(KINDS["local"], split="dirichlet", alpha=0.3)
+    config = replace(config_of("mlp", "local"), sync=sync)
+    with start(comm, config) as trainer:
+        sampler = trainer.parts.sampler
+        classes = [trainer.parts.data.train[own].labels for own in sampler.own]
+    if RANKS > 1:
+        assert len({np.bincount(own, minlength=10).argmax() for own in classes}) > 1
+    for batch in sampler.batches(1):
+        assert len(batch) in (24, 1437 % 24)
+        for worker, own in enumerate(sampler.own):
+            assert np.isin(own_part(batch, RANKS, worker), own).all()
+    found, replica, own, _ = trained(comm, config)
+    expected, weights, _ = simulated(config, RANKS, STEPS, sampler)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    close(own, weights[replica], rtol=1e-7, atol=1e-10)
+
+
 FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "fragments"))]
 
 
@@ -206,7 +227,7 @@ def test_an_exchange_after_every_step_is_one_process_where_state_is_averaged(com
 
 
 @pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
-@pytest.mark.parametrize("kind", FEW_QUICK)
+@pytest.mark.parametrize("kind", [*FEW_QUICK, "uncorrected"])
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
     config = in_folder(config, folder, run={"dtype": "float32"})

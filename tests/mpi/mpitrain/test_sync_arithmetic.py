@@ -106,6 +106,45 @@ def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
     strategy.close()
 
 
+@pytest.mark.parametrize(("period", "delay"), [(1, 0), (3, 0), (1, 4), (3, 2), (2, 7)])
+def test_without_correction_weights_move_by_means_alone(comm, period, delay):
+    """One process: updates of a period are taken back at its end; their mean comes later."""
+    own = workers(comm)
+    strategy = made(own, Sync("delayed", period=period, delay=delay, correct=False))
+    common, updates, due = own.parameters.copy(), np.zeros(own.arena.size), deque()
+
+    def compare(step):
+        nonlocal updates
+        updates = updates - RATE * mean_gradient(comm, step)
+        if due and due[0][0] == step:
+            common[...] += due.popleft()[1]
+        if (step + 1) % period == 0:
+            due.append((step + delay, updates))
+            updates = np.zeros(own.arena.size)
+            if not delay:
+                common[...] += due.popleft()[1]
+        mean = comm.allreduce(own.parameters) / comm.size
+        np.testing.assert_array_equal(mean, common + updates)
+        np.testing.assert_array_equal(strategy.consensus(), common + updates)
+
+    run(comm, strategy, 23, compare)
+    strategy.close()
+
+
+def test_without_delay_there_is_nothing_to_correct(comm):
+    found = []
+    for correct in (True, False):
+        own = workers(comm, np.float32)
+        strategy = made(own, Sync("delayed", period=3, delay=0, correct=correct))
+        draw = np.random.default_rng(comm.rank)
+        for step in range(17):
+            own.parameters[...] -= (0.1 * draw.standard_normal(own.arena.size)).astype(np.float32)
+            strategy.after_step(step)
+        found.append(own.parameters.tobytes())
+        strategy.close()
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mpitrain.config import ConfigError, Federated
 from mpitrain.federated import codes, exact_mean
 from mpitrain.federated.choice import Choice
+from mpitrain.federated.loop import FederatedLoop
 from mpitrain.federated.split import split
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1000)
@@ -114,6 +116,30 @@ def test_who_is_cut_off_sends_what_it_has_done():
     assert cohort.seconds == 4.0
     by_work = Federated(clients=3, deadline=4.0, weigh="work")
     assert [p.weight for p in choice(by_work, work=(2, 4, 9)).cohort(0).parts] == [2, 8, 20]
+
+
+def test_a_deadline_sees_the_time_in_which_a_change_is_sent():
+    """10 bytes at 5 a second leave 2 of 4 seconds for steps, and at 1 a second none."""
+    own = Federated(clients=3, deadline=4.0, bandwidth=5.0)
+    made = choice(own, work=(1, 2, 9))
+    cohort = made.cohort(0, lambda asked: 10)
+    assert [(p.steps, p.whole) for p in cohort.parts] == [(1, True), (2, True), (2, False)]
+    assert cohort.seconds == 4.0
+    assert choice(Federated(clients=3, bandwidth=5.0)).cohort(0, lambda asked: 10).seconds == 7.0
+    own = Federated(clients=3, deadline=4.0, bandwidth=1.0)
+    assert not choice(own).cohort(0, lambda asked: 10).parts
+
+
+def test_the_proximal_term_follows_the_loss():
+    """Li et al. 2020, section 5: up by 0.1 when it rises, down after five falls in turn."""
+    found = []
+    parts = SimpleNamespace(
+        config=SimpleNamespace(federated=Federated(clients=2, prox_step=0.1)), prox=[0.0, np.inf, 0]
+    )
+    for loss in (9, 8, 9, 8, 7, 6, 5, 4, 4, 3, 5, 6):
+        FederatedLoop._adapt(SimpleNamespace(parts=parts), float(loss))
+        found.append(round(parts.prox[0], 3))
+    assert found == [0, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0, 0, 0.1, 0.2]
 
 
 def test_the_most_done_are_taken_at_the_deadline():
