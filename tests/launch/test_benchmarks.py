@@ -27,6 +27,14 @@ def test_a_round_is_shown_in_parts(tmp_path):
 
 @pytest.mark.slow
 @needs_torch
+def test_steps_are_prefetched_beside_fsdp(tmp_path):
+    words = ["-m", "benchmarks.prefetch", "--width=8", "--batch=4", "--repeats=2"]
+    rows = [line.split("|")[1] for line in run(tmp_path, 2, *words).splitlines() if line[0] == "|"]
+    assert rows[3:] == [" ZeRO-3 ", " ZeRO-3, prefetched ", " FSDP2 over Gloo "]
+
+
+@pytest.mark.slow
+@needs_torch
 def test_the_shadow_calls_the_module_more_often(tmp_path):
     words = [sys.executable, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -165,8 +165,8 @@ ALONE = [
     ),
     Mutant(
         "a step waits for the GPU in its midst", "trained", "mpitrain/step/gradient.py",
-        "self.device.read([own.loss, self.own_squares(), own.counted])",
-        "self.device.read([own.loss, float(self.own_squares()), own.counted])",
+        "of_rank = [own.loss, self.own_squares(), own.counted,",
+        "of_rank = [own.loss, float(self.own_squares()), own.counted,",
     ),
     Mutant(
         "a kernel's arguments swapped", "trained", "mpitrain/kernels/cuda.py",

@@ -24,6 +24,13 @@ _CURE = (
 )
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
+#: What tells a tensor's shape and kind, and none of its values.
+_SHAPES = (
+    torch.Tensor.requires_grad.__get__, torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__,
+    torch.Tensor.device.__get__, torch.Tensor.ndim.__get__, torch.Tensor.is_leaf.__get__,
+    torch.Tensor.grad.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel,
+    torch.Tensor.is_floating_point, torch.Tensor.__len__,
+)  # fmt: skip
 #: Losses of numbers, whose means are over the weights of these where they are given.
 _OVER_WEIGHTS = (F.mse_loss, F.l1_loss)
 #: Losses of numbers one by one.
@@ -117,7 +124,7 @@ class Reductions(TorchFunctionMode):
         given = _whole(function, kwargs)
         if function is torch.Tensor.backward:
             self.fault = "calls backward() itself, whose gradients would be lost; return the sum"
-        elif not self.moving.isdisjoint(map(id, args)):
+        elif function not in _SHAPES and not self.moving.isdisjoint(map(id, args)):
             self.fault = "reads constants that the module changes; return them as its outputs"
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
