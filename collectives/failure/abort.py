@@ -157,16 +157,19 @@ def _end_with(parent: int, rank: int, over: threading.Event) -> None:
             os._exit(ORPHANED)
 
 
-def expect_end() -> None:
+def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
     """Starts a shell that kills this process and its launcher if the abort does not end them.
 
     Where another node cannot be reached, MPICH's ``Abort`` may never return, and no thread of
     Python runs meanwhile; Open MPI's ``mpirun`` waits for that node's daemon.
+
+    Args:
+        own: seconds until this process is killed.
+        launcher: seconds until the launcher's processes on this node are killed.
     """
     itself = find(os.getpid())
     assert itself is not None, "this process is running"
-    kills = [f"sleep {_ABORT_S}", _kill(itself)]
-    kills += [f"sleep {_LAUNCHER_S - _ABORT_S}", *map(_kill, _launchers())]
+    kills = [f"sleep {own}", _kill(itself), f"sleep {launcher - own}", *map(_kill, _launchers())]
     subprocess.Popen(
         ["sh", "-c", "; ".join(kills)],
         start_new_session=True,  # it outlives this process
