@@ -245,10 +245,6 @@ def mutated(mutant):
         for name in [name for name in sys.modules if name.startswith(_ANEW)]:
             del sys.modules[name]
         sys.modules.update(before)
-        for name, module in before.items():
-            package, _, own = name.rpartition(".")
-            if package in sys.modules:
-                setattr(sys.modules[package], own, module)
         for name in _PARTS:
             vars(parent).pop(name, None)
         vars(parent).update(attributes)
