@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count
 from statistics import median
 
@@ -41,11 +42,14 @@ def _measured(options: argparse.Namespace) -> int:
     losses: dict[str, list[float]] = {}
     ways: dict[str, Callable[[], object]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        layouts = {"ZeRO-3": {"zero": 3, "prefetch": False}, "ZeRO-3, prefetched": {"zero": 3}}
-        for way, keys in {"whole": {}, **layouts}.items():
+        layouts: dict[str, dict[str, object]] = {
+            "whole": {},
+            "ZeRO-3": {"zero": 3, "prefetch": False},
+            "ZeRO-3, prefetched": {"zero": 3},
+        }
+        for way, keys in layouts.items():
             steps = _ours(width, batch * comm.size, f"{folder}/{way}", keys)
-            own = losses[way] = []
-            ways[way] = lambda steps=steps, own=own: own.append(next(steps).loss)
+            ways[way] = partial(_take, steps, losses.setdefault(way, []))
         if "COLLECTIVES_LINK" not in os.environ:
             register()
             dist.init_process_group("collectives", "mpi://")
@@ -62,6 +66,10 @@ def _measured(options: argparse.Namespace) -> int:
     if dist.is_initialized():
         dist.destroy_process_group()
     return 0
+
+
+def _take(steps: Iterator[Step], losses: list[float]) -> None:
+    losses.append(next(steps).loss)
 
 
 def _ours(width: int, batch: int, folder: str, parallel: dict[str, object]) -> Iterator[Step]:

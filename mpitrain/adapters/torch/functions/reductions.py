@@ -24,12 +24,11 @@ _CURE = (
 )
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_PROPERTIES = ("requires_grad", "shape", "dtype", "device", "ndim", "is_leaf", "grad")
 #: What tells a tensor's shape and kind, and none of its values.
 _SHAPES = (
-    torch.Tensor.requires_grad.__get__, torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__,
-    torch.Tensor.device.__get__, torch.Tensor.ndim.__get__, torch.Tensor.is_leaf.__get__,
-    torch.Tensor.grad.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel,
-    torch.Tensor.is_floating_point, torch.Tensor.__len__,
+    *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES), torch.Tensor.size,
+    torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.__len__,
 )  # fmt: skip
 #: Losses of numbers, whose means are over the weights of these where they are given.
 _OVER_WEIGHTS = (F.mse_loss, F.l1_loss)
