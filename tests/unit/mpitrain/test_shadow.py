@@ -410,14 +410,22 @@ def following(module, x):
     return x + module.norm(x)
 
 
-def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path):
-    for steps in (8, 0):
-        net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
-        with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
-            fitted(
-                tmp_path, net, shadow=steps,
-                loss=lambda y, t: F.mse_loss(y, t) + net.norm.weight.square().sum(),  # noqa: B023
-            )  # fmt: skip
+READS = (
+    lambda weight: weight.square().sum(),
+    lambda weight: torch.cat([weight, weight]).square().sum(),
+    lambda weight: torch.sum(input=weight),
+)
+
+
+@pytest.mark.parametrize("steps", [8, 0])
+@pytest.mark.parametrize("reads", READS)
+def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path, steps, reads):
+    net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
+    with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
+        fitted(
+            tmp_path, net, shadow=steps,
+            loss=lambda y, t: F.mse_loss(y, t) + reads(net.norm.weight),
+        )  # fmt: skip
 
 
 def leaving(module, x):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import NARROW
 from mpitrain.adapters.torch.checks.probe import Form, outputs_of
@@ -25,7 +26,7 @@ _CURE = (
 #: Losses of classes, whose means are over what counts: ``ignore_index`` and weights of classes.
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
 _PROPERTIES = ("requires_grad", "shape", "dtype", "device", "ndim", "is_leaf", "grad")
-#: What tells a tensor's shape and kind, and none of its values.
+#: Functions that tell a tensor's shape and kind, and none of its values.
 _SHAPES = (
     *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES), torch.Tensor.size,
     torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point, torch.Tensor.__len__,
@@ -123,7 +124,7 @@ class Reductions(TorchFunctionMode):
         given = _whole(function, kwargs)
         if function is torch.Tensor.backward:
             self.fault = "calls backward() itself, whose gradients would be lost; return the sum"
-        elif function not in _SHAPES and not self.moving.isdisjoint(map(id, args)):
+        elif self.moving and function not in _SHAPES and self._reads_moving(args, given):
             self.fault = "reads constants that the module changes; return them as its outputs"
         if function in _OF_CLASSES:
             self.ignore_index = given.get("ignore_index", -100)
@@ -152,6 +153,9 @@ class Reductions(TorchFunctionMode):
             found, reduced = total / count, Reduced(total, count, "count", is_known)
         self._last = found, found._version, reduced
         return found
+
+    def _reads_moving(self, args: Any, given: Any) -> bool:
+        return any(id(one) in self.moving for one in tree_leaves((args, given)))
 
     def _noted(self, function: Any, args: Any, given: Any, count: Any) -> torch.Tensor:
         """A mean within a module, of which its own loss may be made."""
