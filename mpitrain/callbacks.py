@@ -6,7 +6,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 
@@ -110,8 +109,9 @@ class Callbacks:
         if parts.spikes is None:
             raise error
         self._write_saved(self._writer.finish())
-        restore = partial(resume, parts, allow_changes=True)
-        back = parts.spikes.go_back(parts.steps_done, error, lambda step: restore(before=step))
+        back = parts.spikes.go_back(
+            parts.steps_done, error, lambda step: resume(parts, allow_changes=True, before=step)
+        )
         self._writer.drop(back.step)
         self._saved = self._done = back.step
         left = parts.epoch - is_test_missing(parts)

@@ -13,8 +13,8 @@ class Spikes:
     """Compares each loss with the median of those before it.
 
     A loss above ``run.spike_factor`` times the median is apart: it does not count in later medians,
-    and no checkpoint is written until a loss is below.  Of ``run.spike_steps`` such losses in a row
-    the last one raises :class:`NonFinite`.
+    and no checkpoint is written until a loss is below.  The last of ``run.spike_steps`` such losses
+    in a row raises :class:`NonFinite`.
 
     Attributes:
         losses: newest losses that were not apart.
@@ -31,7 +31,7 @@ class Spikes:
 
     @property
     def kept(self) -> tuple[list[float], list[int], int]:
-        """What a checkpoint has of it."""
+        """Losses, left-out steps and times, as a checkpoint has them."""
         return [*self.losses], sorted(self.left_out), self.times
 
     def take(self, losses: list[float], left_out: list[int], times: int) -> None:
