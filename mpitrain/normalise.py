@@ -37,7 +37,6 @@ _KINDS: Mapping[str, _Kind] = {
         "a function of outputs and labels, as torch.nn.functional.mse_loss",
     ),
     "cuts": _NAMES,
-    "experts": _NAMES,
     "splits": (lambda one: isinstance(one, Mapping), "ways by names, as {'up': 'columns'}"),
     "classes": (lambda one: hasattr(one, "__index__"), "how many classes, as 10"),
     "collate_fn": (callable, "a function of a list of samples"),
@@ -164,8 +163,6 @@ def _asked(
         for key in ("optimizer", "schedule")
         if getattr(given, key) is not None
     }
-    if given.experts:
-        own["experts"] = _as_names(given.experts)
     if own:
         asked["own"] = own | asked.get("own", {})
     try:
@@ -281,7 +278,6 @@ def _with_names(job: Config, objects: Mapping[str, Any], given: Given) -> Config
         **names,
         cuts=_as_names(given.cuts),
         splits=dict(given.splits),
-        experts=_as_names(given.experts),
     )
     return msgspec.structs.replace(job, own=own)
 

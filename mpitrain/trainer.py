@@ -55,7 +55,6 @@ class Trainer(ClosedTogether):
         optimizer: Any = None,
         cuts: str | Sequence[str] = (),
         splits: Mapping[str, str] = MappingProxyType({}),
-        experts: str | Sequence[str] = (),
         schedule: Any = None,
         classes: int = 0,
         collate_fn: Collate | None = None,
@@ -81,9 +80,6 @@ class Trainer(ClosedTogether):
                 names or their ends: ``"columns"``, ``"columns of 3"`` where three matrices lie side
                 by side, ``"rows"``, or ``"number"`` for an attribute that counts what is shared.
                 GPT-2, LLaMA, Mistral, Qwen2, BERT and ViT of ``transformers`` need none.
-            experts: with ``parallel.experts``, names of the modules that hold a torch module's
-                experts, their ends, or patterns, as ``"mlp.experts"``: a ``ModuleList`` of experts,
-                or a module with all of them in its parameters, as ``transformers`` have them.
             train_data, test_data: data sets with ``len(data)`` samples ``data[i]``, each a pair of
                 an input and a label; what follows, such as a weight, is a further argument of loss
                 and metrics.  Each rank reads only its own samples; random changes of a sample
@@ -134,8 +130,8 @@ class Trainer(ClosedTogether):
         check_launch()  # before the program's functions are called
         whole = ranks(comm)
         given = Given(
-            model, train_data, test_data, loss, metrics, optimizer, cuts, splits, experts,
-            schedule, classes, collate_fn, clients,
+            model, train_data, test_data, loss, metrics, optimizer, cuts, splits, schedule,
+            classes, collate_fn, clients,
         )  # fmt: skip
         with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
             job, objects, module = normalise(whole, config, given, settings)

@@ -33,7 +33,6 @@ class Given:
     optimizer: Any = None
     cuts: str | Sequence[str] = ()
     splits: Mapping[str, str] = field(default_factory=dict)
-    experts: str | Sequence[str] = ()
     schedule: Any = None
     classes: int = 0
     collate_fn: "Collate | None" = None
@@ -57,16 +56,15 @@ def model(
         inputs: gives the inputs of some samples, for lazy modules and those that are cut.
 
     Raises:
-        ConfigError: the module cannot be trained, or ``cuts``, ``splits`` or ``experts`` were given
-            without a module.
+        ConfigError: the module cannot be trained, or ``cuts`` or ``splits`` were given without a
+            module.
     """
     given, cuts = objects.model, objects.cuts
     if given is None or isinstance(given, Mapping):
         if cuts:
             raise ConfigError("cuts: layers are cut between one another; leave cuts out")
-        for key, what in (("splits", "matrices"), ("experts", "parts")):
-            if getattr(objects, key):
-                raise ConfigError(f"{key}: they name {what} of a torch module; leave {key} out")
+        if objects.splits:
+            raise ConfigError("splits: they name matrices of a torch module; leave splits out")
         return None, given
     import torch
 
@@ -91,7 +89,7 @@ def model(
         )
     samples = inputs() if cuts else None
     try:
-        return given, extras.torch_layers(given, cuts, samples, objects.splits, objects.experts)
+        return given, extras.torch_layers(given, cuts, samples, objects.splits)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"model: {error}") from error
 
@@ -205,11 +203,11 @@ def types(
         found["compute"] = kinds[0]
     if len(kinds) > 1 and job.run.compute == "same":
         p = job.parallel
-        if len(layers) > 1 or max(p.pipe, p.tensor, p.experts) > 1:
+        if len(layers) > 1 or max(p.pipe, p.tensor) > 1:
             raise ConfigError(
                 f"model: its parameters are of {' and '.join(kinds)}, and with parallel.pipe, "
-                "parallel.tensor, parallel.experts or cuts all must have one type; leave these "
-                f"out, or give dtype={found['dtype']!r}, in which all of it is computed then"
+                "parallel.tensor or cuts all must have one type; leave these out, or give "
+                f"dtype={found['dtype']!r}, in which all of it is computed then"
             )
         for layer in layers.values():
             layer.keep_types()

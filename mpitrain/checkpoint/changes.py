@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Keys that make it another training, on any layout of ranks; own objects have no files.
 _DECISIVE = re.compile(
-    r"(model|loss|compress)\..*|data\.(?!workers|path).*|own\.(?!schedule|splits|experts|cuts).*"
+    r"(model|loss|compress)\..*|data\.(?!workers|path).*|own\.(?!schedule|splits|cuts).*"
     r"|federated\.(?!rounds).*|optim\.name|run\.(seed|random|dtype|compute)|train\.batch_size"
     r"|train\.epochs"
 )

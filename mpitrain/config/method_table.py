@@ -98,7 +98,6 @@ SOME_ROWS = "updates that change a sample's rows alone"
 STATE_PLACE = "to say where the optimiser state lies"
 STEPS = "steps that all ranks take together"
 VELOCITY = "the velocity of sgd"
-WHOLE_LAYERS = "whole layers on each rank"
 WHOLE_SUM = "the whole sum on each rank"
 WORKER_GRADIENTS = "the gradient of a worker on each of its ranks"
 WIDTHS = "equally many replicas of each stage"
@@ -123,7 +122,6 @@ _LAYOUT = (
            lambda job: len(set(job.parallel.replicas)) > 1),
     Method("tensor", "tensor parallelism", {"parallel.tensor": 2}, (SHAREABLE,),
            {ONE_RANK: "gives each rank a part of each layer",
-            WHOLE_LAYERS: "gives each rank a part of each",
             REPLICA_SUMS: "sums some over the tensor ranks, too"}),
     Method("sequence", "sequence parallelism", {"parallel.sequence": True}, (POSITIONS,),
            beside=_GPT),
@@ -139,10 +137,6 @@ _LAYOUT = (
            {"parallel.experts": 2, "model.experts": 3} | _GPT, (FORWARD, WIDTHS),
            {REPLICATED: "spreads experts over the replicas",
             REPLICA_SUMS: "keeps those of an expert on some replicas"}),
-    Method("own-experts", "expert parallelism of a torch module",
-           {"own.experts": "experts", "parallel.experts": 2, "own.model": "methods.py:mixture"},
-           (WHOLE_LAYERS,), used=lambda job: bool(job.own.experts) and job.parallel.experts > 1,
-           instead="set parallel.experts = 1"),
     Method("zero-1", "ZeRO-1", {"parallel.zero": 1}, (STATE_PLACE,), _SHARDS,
            _is("parallel", "zero", 1)),
     *(Method(f"zero-{level}", f"ZeRO-{level}", {"parallel.zero": level},

@@ -23,7 +23,7 @@ def brought(own: Own) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     found: dict[str, Any] = {}
     for key, text in msgspec.structs.asdict(own).items():
-        if text and isinstance(text, str) and key not in ("cuts", "experts"):
+        if text and isinstance(text, str) and key != "cuts":
             is_models = (key, text) == ("loss", "model")
             found[key] = text if is_models else _named(key, text, modules)
     if "data" in found:
@@ -31,7 +31,7 @@ def brought(own: Own) -> dict[str, Any]:
     metrics = found.get("metrics")
     if metrics is not None and not isinstance(metrics, Mapping):
         found["metrics"] = {own.metrics.rpartition(":")[2]: metrics}
-    names = {key: getattr(own, key) for key in ("cuts", "splits", "experts")}
+    names = {key: getattr(own, key) for key in ("cuts", "splits")}
     return found | names | {"classes": own.classes}
 
 

@@ -332,10 +332,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipe: stages of the pipeline.
         tensor: ranks that share each layer; embedding tables of a recommender are spread instead.
-        experts: replicas that have a share of ``model.experts`` each, or of those that
-            ``own.experts`` names, and send one another the rows of their samples; their number
-            divides that of replicas, in which each of ``context``'s ranks counts.  1: each replica
-            has all experts.
+        experts: replicas that have a share of ``model.experts`` each, and send one another the
+            rows of their samples; their number divides that of replicas, in which each of
+            ``context``'s ranks counts.  1: each replica has all experts.
         alltoall: algorithm that sends these rows, by its name in ``python -m collectives list``;
             ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
         data: replicas; 0: ranks / (pipe * context * space * tensor).
@@ -454,8 +453,6 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         splits: with ``parallel.tensor``, how the ranks share matrices of a torch module, by names
             or their ends: ``columns``, ``columns of 3`` where three lie side by side, ``rows``, or
             ``number`` for an attribute that counts what is shared.
-        experts: with ``parallel.experts``, names of the modules that hold the experts of a torch
-            module, their ends, or patterns: ``"mlp.experts"``, ``"layers.*.experts"``.
         classes: number of classes of the labels, where the model does not show it.
         clients: the client of each training sample, or a function of the data set that gives them,
             for ``split = "own"`` of [federated] or [sync]; an array in a file as
@@ -470,7 +467,6 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str = ""
     cuts: str | tuple[str, ...] = ()
     splits: dict[str, str] = {}
-    experts: str | tuple[str, ...] = ()
     classes: Annotated[int, Meta(ge=0), ReadBy("data")] = 0
     clients: str = ""
 

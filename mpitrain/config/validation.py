@@ -135,12 +135,8 @@ def _model(job: Tables) -> Faults:
         )
     if m.experts and m.top > m.experts:
         yield "model.top", f"a position cannot go through {m.top} of {m.experts} experts"
-    if p.experts > 1 and not m.experts and not job.own.experts:
-        yield (
-            "parallel.experts",
-            "the model has none to share; set model.experts, name those of a torch module by "
-            "experts=, or leave it out",
-        )
+    if p.experts > 1 and not m.experts:
+        yield "parallel.experts", "the model has none to share; set model.experts, or leave it out"
     if p.sequence and context % p.tensor:
         yield (
             "parallel.sequence",

@@ -39,11 +39,8 @@ def build(
     group = group or TensorGroup()
     if layers is None:
         layers = _layers(config, data, group, replicas or TensorGroup())
-    else:
-        if group.size > 1:
-            layers = _shared(layers, group)
-        if replicas is not None and replicas.size > 1:
-            layers = _among(layers, replicas, config.parallel.alltoall)
+    elif group.size > 1:
+        layers = _shared(layers, group)
     if not layers:
         raise ConfigError("model: it has no layers, and nothing would be trained; give it some")
     if rows is not None:
@@ -121,17 +118,4 @@ def _shared(layers: Mapping[str, nn.Layer], group: TensorGroup) -> dict[str, nn.
             'splits={"name": "columns", ...} for its matrices (docs/huggingface.md), or leave '
             "parallel.tensor out"
         )
-    return found
-
-
-def _among(
-    layers: Mapping[str, nn.Layer], replicas: TensorGroup, algorithm: str
-) -> dict[str, nn.Layer]:
-    """A program's own layers as the ranks of an expert-parallel group share their experts."""
-    found = {}
-    for name, layer in layers.items():
-        try:
-            found[name] = layer.among(replicas, algorithm)
-        except ValueError as error:
-            raise ConfigError(f"parallel.experts: {name} {error}") from error
     return found

@@ -141,16 +141,6 @@ class Layer(ABC):
             "leave parallel.tensor out"
         )
 
-    def among(self, group: TensorGroup, algorithm: str) -> "Layer":
-        """The layer as the ranks of an expert-parallel group share its experts, if it has any.
-
-        ``algorithm`` is that of the all-to-alls, as ``Communicator.Alltoallv`` takes it.
-
-        Raises:
-            ValueError: they cannot; the text follows the layer's name.
-        """
-        return self
-
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of one output for one input of ``shape``; ``ValueError`` if that cannot be one."""

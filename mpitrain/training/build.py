@@ -144,7 +144,6 @@ def cut_by(config: Config) -> list[str]:
     """Keys of [parallel] by which ranks have parts of parameters."""
     p = config.parallel
     cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
-    cut["experts"] = bool(config.own.experts) and p.experts > 1
     return [key for key, is_cut in cut.items() if is_cut]
 
 

@@ -26,9 +26,7 @@ EXACT = {
     if next(iter(method.sets)).partition(".")[0] not in ("compress", "sync", "server", "federated")
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
 #: A torch module needs the weights of its forward pass and whole images, and own layers would not.
-TORCH_ALONE = [
-    {a, b} for a in ("prediction", "latest", "space") for b in ("own-model", "own-experts")
-]
+TORCH_ALONE = [{name, "own-model"} for name in ("prediction", "latest", "space")]
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
@@ -73,24 +71,6 @@ def model():
     return torch.nn.Sequential(torch.nn.Flatten(), shared, torch.nn.Tanh(),
                                torch.nn.Linear(6, 10)).double()
 
-class Mixture(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = torch.nn.Linear(6, 3)
-        self.experts = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x):
-        weights, chosen = self.gate(x).softmax(-1).topk(2)
-        y = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            at, place = torch.where(chosen == number)
-            y = y.index_add(0, at, expert(x[at]) * weights[at, place, None])
-        return x + y
-
-def mixture():
-    *first, last = model()
-    return torch.nn.Sequential(*first, Mixture().double(), last)
-
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05)
 """
@@ -116,8 +96,7 @@ def small(methods, folder):
     """The keys of a short job that uses these methods."""
     keys = combined(methods)
     for key, value in keys.items():
-        is_file = key in ("data.path", "parallel.offload") or key.startswith("own.")
-        if is_file and key != "own.experts":
+        if key in ("data.path", "parallel.offload") or key.startswith("own."):
             keys[key] = f"{folder}/{value}"
     kind = keys["model.kind"]
     more = {

@@ -1,6 +1,7 @@
 """Models of ``transformers`` as they come, and what is like them, train as one process does."""
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -138,7 +139,7 @@ def adapted_llama():
 
 
 def mixtral():
-    """Experts in stacks; three ranks would not divide them.  grouped_mm has no float64."""
+    """Experts in stacks.  grouped_mm has no float64."""
     config = transformers.MixtralConfig(
         vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2,
         experts_implementation="eager", **SIZES,
@@ -306,29 +307,16 @@ def test_two_stacks_and_a_few_trained_tensors_train_as_in_one_process(folder, na
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
 
-def mixtures():
-    """Each mixture in each layout, of which few are quick."""
-    layouts = [
-        *({"experts": RANKS, "zero": zero} for zero in range(4)),
-        {"experts": RANKS, "recompute": True},
-        *([{"experts": RANKS // 2, "pipe": 2}] if RANKS % 2 == 0 else ()),
-        *([{"experts": 2, "zero": 1}] if RANKS == 4 else ()),
-    ]
-    quick = [("mixtral", layouts[-1])]
-    return [
-        pytest.param(
-            name, layout, marks=() if (name, layout) in quick else pytest.mark.slow,
-            id=f"{name} {layout}",
-        )
-        for name in MIXTURES
-        for layout in layouts
-        if name != "switch" or "pipe" not in layout
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "layout"), mixtures())
-def test_experts_on_several_ranks_train_as_in_one_process(folder, name, layout):
-    found = losses(folder, name, layout, experts="mlp.experts")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=() if layout == "zero 3" else pytest.mark.slow)
+        for name, layout in product(MIXTURES, ("data", "zero 1", "zero 3", "pipe 2"))
+        if layout in LAYOUTS and (name, layout) != ("switch", "pipe 2")
+    ],
+)
+def test_a_mixture_of_experts_trains_as_in_one_process(folder, name, layout):
+    found = losses(folder, name, layout)
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
 

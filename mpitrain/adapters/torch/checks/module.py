@@ -17,7 +17,7 @@ from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
-from mpitrain.adapters.torch.modules.regions import AgreedFault, Share
+from mpitrain.adapters.torch.modules.regions import Share
 from mpitrain.arrays import Shape
 
 
@@ -206,23 +206,20 @@ class Comparison:
             for mode in own.modes:
                 learn(whole.of(training=mode))
             ranks = self._own.region.group.size
-            if self._own.axes and (fault := own.draws.cut_as(whole.watched.draws, ranks)):
+            if fault := own.draws.cut_as(whole.watched.draws, ranks):
                 self._refuse(fault)
-        region, fault = self._own.region, ""
+        fault = ""
         try:
-            with region.being(is_trial=True):
-                is_same = all(
-                    self._is_same(shared.of(), whole.of(), loud=loud)
-                    for loud in ((True, False) if training and own.modes else (False,))
-                )
+            is_same = all(
+                self._is_same(shared.of(), whole.of(), loud=loud)
+                for loud in ((True, False) if training and own.modes else (False,))
+            )
             if not is_same and not own.drew:
                 fault = "results or gradients are others than those of one process"
-        except AgreedFault as error:
-            self._refuse(str(error))
         except MISFITS as error:
             fault = f"{type(error).__name__}: {one_line(error)}"
         # A rank may see a fault in its own part of the gradients alone.
-        if region.agree(fault):
+        if self._own.region.agree(fault):
             self._refuse(fault or "gradients on another rank are others than those of one process")
 
     def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
@@ -231,10 +228,8 @@ class Comparison:
             for one in (shared, whole)
         )
         most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
-        # All ranks have the same samples here, and such a gradient has a term for each of them.
-        terms = dict.fromkeys(self._own.served, self._own.region.group.size)
         return alike(wanted, own) and all(
-            close(one / terms.get(name, 1), self._own.part(name, other), most)
+            close(one, self._own.part(name, other), most)
             for name, one, other in zip(self._trained, ours, theirs, strict=True)
         )
 

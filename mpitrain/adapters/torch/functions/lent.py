@@ -47,9 +47,9 @@ class Lent:
             return
         layers = [*self._layers.values()]
         self._module, last = layers[0].whole, layers[-1]
-        if any(layer.experts or layer.plan.splits for layer in layers):
+        if any(layer.plan.splits for layer in layers):
             raise ValueError(
-                f"it reads {min(names)} of a model that experts= or splits= share among ranks; "
+                f"it reads {min(names)} of a model that splits= share among ranks; "
                 "return it from the module as an output, with a row for each sample"
             )
         every = dict(self._module.named_parameters(remove_duplicate=False))

@@ -4,6 +4,5 @@
 of its part, with ``stand_ins`` for batch norm and random numbers (``drawing``, ``draws``) that no
 layout of ranks changes.  ``cutting`` gives the stages of a pipeline each a part (``trial`` and
 ``dataflow`` find what each needs).  In ``regions`` ranks share a module: ``tensor_parallel`` cuts
-its matrices, as ``splits`` say, and ``expert_parallel`` its experts, to which rows travel on
-``expert_ways``.
+its matrices, as ``splits`` say.
 """

@@ -269,7 +269,7 @@ class Call:
     def _begin(self, context: Context) -> None:
         """Tell the parts that communicate about the pass."""
         self._begun = context
-        self.watched.region.xp, self.watched.region.counts = self.xp, self.counts
+        self.watched.region.xp = self.xp
         set_context(self.watched.module, context, self.xp, counts=self.counts)
         self.watched.norm.begin(context, self.xp, counts=self.counts)
         self.watched.own_loss.step = context.step if context.training else None
@@ -294,10 +294,10 @@ class Call:
 
     def again(self) -> AbstractContextManager[None]:
         """For the backward pass of the latest pass, parts of which may be computed once more."""
-        return self._again(self.watched.source, self.watched.region.repeats, self._begun)
+        return self._again(self.watched.source, self._begun)
 
     @contextmanager
-    def _again(self, source: Any, meets: bool, context: Context) -> Iterator[None]:
+    def _again(self, source: Any, context: Context) -> Iterator[None]:
         watched = self.watched
         self._begin(replace(context, again=True))
         draws = isinstance(source, Drawing) and source.repeats
@@ -306,7 +306,6 @@ class Call:
         states = states_of_generators()
         with having(watched.module, self.values), mode, drawn, watched.norms():
             yield
-            watched.region.settle(meets)
         if draws and source.fault:
             watched.say(f": {source.fault}")
         if self.context.keyed and reset(states):

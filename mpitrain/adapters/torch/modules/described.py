@@ -1,6 +1,6 @@
 """Description of a torch module as a layer: its tensors, its shapes, and what is known about it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
@@ -43,7 +43,6 @@ class TorchModule(Layer):
         module: the module, with stand-ins.
         prefix: prefix of the parameters' names in the whole module.
         plan: how tensor ranks share the module.
-        experts: names of its modules that hold experts.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
             after it are parts of; None for these other layers.
         trained_names: names of the whole module's trained parameters, by identity.
@@ -76,7 +75,6 @@ class TorchModule(Layer):
         module = with_stand_ins(module, training)
         refuse(name, module)
         self.module, self.prefix, self.plan = module, prefix, Plan()
-        self.experts: Sequence[str] = ()
         self._alone: TorchModule | None = None
         self.lent, self.moving = Lent({}), set[int]()
         self._share = Share(module, Region(TensorGroup()))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpitrain.adapters.torch.modules.distributions import Distributions
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws, Where, is_composite, may_draw
@@ -86,17 +86,6 @@ class Drawing(TorchDispatchMode):
     def drew(self) -> bool:
         """Whether the pass has drawn numbers."""
         return bool(self.shapes or self._draws.plain or self.fault)
-
-    def mark(self) -> tuple[dict[str, int], int]:
-        """The draws so far, for :meth:`rewind`."""
-        return dict(self._turns), len(self._order)
-
-    def rewind(self, mark: tuple[dict[str, int], int]) -> None:
-        """Forget what was drawn after the mark; torch's generator is as it was there, too."""
-        self._turns = dict(mark[0])
-        if not self._again:
-            del self._order[mark[1] :]
-        self._marked = torch.default_generator.get_state()
 
     def again(self) -> "Drawing":
         """The pass once more, for parts of it that are computed again in the backward pass."""
@@ -251,26 +240,6 @@ def is_repeated() -> bool:
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None or not torch.is_grad_enabled()
-
-
-def drawing() -> Drawing | None:
-    """The pass that keys its random numbers now, if there is one."""
-    modes = reversed(_get_current_dispatch_mode_stack())
-    return next((mode for mode in modes if isinstance(mode, Drawing)), None)
-
-
-def remembered() -> Callable[[], None]:
-    """A function that takes the random numbers of this pass back to where they are now."""
-    states = states_of_generators()
-    source = drawing()
-    mark = source.mark() if source else None
-
-    def back() -> None:
-        reset(states)
-        if source and mark:
-            source.rewind(mark)
-
-    return back
 
 
 class Seeded:

@@ -26,7 +26,6 @@ from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
 from mpitrain.adapters.torch.modules.described import TorchModule
-from mpitrain.adapters.torch.modules.expert_parallel import expert_share
 from mpitrain.adapters.torch.modules.passes import Pass, PlainPass
 from mpitrain.adapters.torch.modules.regions import Region, Share
 from mpitrain.adapters.torch.modules.tensor_parallel import share
@@ -62,21 +61,6 @@ class TorchLayer(TorchModule):
         own = share(self.module, self.plan, group)
         return self._as(own) if own.axes else self
 
-    def among(self, group: TensorGroup, algorithm: str) -> "TorchLayer":
-        own = expert_share(self.module, self.experts, group, algorithm)
-        if not own.served:
-            return self
-        if both := sorted(own.served & self.tied.keys()):
-            raise ValueError(
-                f"needs {both[0]} of an earlier part, as routers read what its experts have made; "
-                "cut behind each block, as cuts='model.layers'"
-            )
-        found = self._as(own)
-        trained = {name for name, _ in found._trained()}
-        found.placed = {name: rank for name, rank in own.owners.items() if name in trained}
-        found.spread = own.stacked & trained
-        return found
-
     def _as(self, own: Share) -> "TorchLayer":
         """The layer whose module is a share of this one's."""
         watched = self._watched
@@ -90,7 +74,7 @@ class TorchLayer(TorchModule):
         found.fused = {name: blocks for name, (_, blocks) in own.axes.items()}
         found._watched.only_loss, found._watched.state = watched.only_loss, watched.state
         found.moving, found.trained_names = self.moving, self.trained_names
-        found._watched.draws.part = own.region.group.rank if own.axes else 0
+        found._watched.draws.part = own.region.group.rank
         return found
 
     def forward(
@@ -173,7 +157,7 @@ class TorchLayer(TorchModule):
             if name not in watched.state and not same(one, watched.constants.get(name, one)):
                 watched.say(changes(name))
         watched.keep(context, xp)
-        saved = Pass(call, own, y, call.again(), self._share.served)
+        saved = Pass(call, own, y, call.again())
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
@@ -187,7 +171,7 @@ class TorchLayer(TorchModule):
         self._watched.verdict.compares = False
 
     def _learn(self, call: Call) -> None:
-        with untouched(self.module), self._share.region.being(is_apart=True):
+        with untouched(self.module):
             learn(call)
 
     def _leads(self, context: Context) -> bool:
@@ -213,7 +197,7 @@ class TorchLayer(TorchModule):
         self, parameters: Parameters, saved: Pass | PlainPass, dy: Array
     ) -> tuple[Array, Any]:
         with on_stream_of(dy):
-            return saved.backward(dy, meets=bool(self._share.served) or self.mixes)
+            return saved.backward(dy, meets=self.mixes)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return {

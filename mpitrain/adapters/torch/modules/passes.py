@@ -46,14 +46,12 @@ class Pass(NamedTuple):
         own: the parameters, by name.
         y: the outputs, by name.
         again: context of the backward pass, parts of which may go forward once more.
-        served: parameters whose gradients follow from the samples of other ranks, too.
     """
 
     call: Call
     own: Tensors
     y: Tensors
     again: AbstractContextManager[None]
-    served: frozenset[str] = frozenset()
 
     def backward(self, dy: Array, *, meets: bool) -> tuple[Array, dict[str, torch.Tensor | None]]:
         """Gradients by the input and by the parameters, from those by the outputs.
@@ -97,5 +95,5 @@ class Pass(NamedTuple):
             )
         kept = dict(zip(self.own, found[len(inputs) :], strict=True))
         if not counts:  # a rank without samples does not use what other ranks do not use
-            dx, kept = dx[:0], {n: g if n in self.served else None for n, g in kept.items()}
+            dx, kept = dx[:0], dict.fromkeys(kept)
         return partial(dx, left if xp is np else ()), kept

@@ -4,8 +4,7 @@ A share is a copy of the module's structure in which some parts call other code.
 stay the module's own; a call of the copy is given this rank's parts of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,10 +16,6 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor, named_tensors
 from mpitrain.group import TensorGroup, cut
-
-
-class AgreedFault(RuntimeError):
-    """Another rank has seen a fault in a trial, and all know it."""
 
 
 class Summed(torch.autograd.Function):
@@ -47,16 +42,11 @@ class Region:
     Attributes:
         group: the ranks.
         xp: namespace of their arrays in this pass.
-        counts: whether the samples of this pass count, rather than stand for none.
-        is_apart: whether nothing is sent, as while each rank examines its part by itself.
-        is_trial: whether all ranks try the module, and agree about faults.
-        repeats: whether the backward pass may compute parts once more in which ranks meet.
     """
 
     def __init__(self, group: TensorGroup) -> None:
         self.group = group
         self.xp: ModuleType = np
-        self.counts, self.is_apart, self.is_trial, self.repeats = True, False, False, False
 
     def begin(self, given: Iterable[torch.Tensor]) -> None:
         """Begin a pass, of which these are parameters and inputs."""
@@ -65,30 +55,9 @@ class Region:
         """The outputs of a pass, which ends."""
         return outputs
 
-    def settle(self, repeats: bool) -> None:
-        """Serve other ranks until all have come so far in the backward pass; collective.
-
-        ``repeats``: the attribute, as the forward pass left it there.
-        """
-
-    @contextmanager
-    def being(self, **flags: bool) -> Iterator[None]:
-        """These attributes have these values within this block."""
-        before = {name: getattr(self, name) for name in flags}
-        vars(self).update(flags)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
-
     def agree(self, fault: str) -> bool:
         """Whether a rank has a fault; collective."""
         return bool(self.group.sum(np.array([bool(fault)], int))[0])
-
-    def check(self) -> None:
-        """In a trial, stop before a message that a rank with a fault does not come to."""
-        if self.is_trial and self.agree(""):
-            raise AgreedFault("another rank has seen a fault in it")
 
     def copy_of(self, module: nn.Module) -> nn.Module:
         """The structure of a module, with the module's own parameters, for a share here."""
@@ -110,27 +79,19 @@ class Share:
         module: the module, or a copy of its structure.
         region: the ranks, and their messages.
         axes: axes of the parameters that are cut, by name.
-        owners: ranks of the parameters that lie whole on one rank, by name.
-        stacked: parameters and buffers of which axis 0 counts experts.
-        served: parameters whose gradients follow from the samples of other ranks, too.
         refusal: a text with ``{name}`` of the module and the ``{fault}`` for which it is refused.
     """
 
     module: nn.Module
     region: Region
     axes: Mapping[str, Axis] = field(default_factory=dict)
-    owners: Mapping[str, int] = field(default_factory=dict)
-    stacked: frozenset[str] = frozenset()
-    served: frozenset[str] = frozenset()
     refusal: str = ""
 
     def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole parameter or buffer."""
-        group = self.region.group
-        if name in self.axes:
-            axis, blocks = self.axes[name]
-            found: torch.Tensor = cut(whole, axis, group.share(whole.shape[axis] // blocks), blocks)
-            return found
-        if name in self.stacked:
-            return whole[group.share(len(whole))]
-        return whole if self.owners.get(name, group.rank) == group.rank else whole[:0]
+        if name not in self.axes:
+            return whole
+        axis, blocks = self.axes[name]
+        own = self.region.group.share(whole.shape[axis] // blocks)
+        found: torch.Tensor = cut(whole, axis, own, blocks)
+        return found

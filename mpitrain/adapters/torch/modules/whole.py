@@ -12,7 +12,6 @@ from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, set
 from mpitrain.adapters.torch.checks.probe import Form
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.modules.cutting import cut, has_hooks
-from mpitrain.adapters.torch.modules.expert_names import experts_named
 from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.modules.splits import plan
 from mpitrain.arrays import Array
@@ -31,7 +30,6 @@ def layers(
     cuts: str | Sequence[str] = (),
     inputs: Array | None = None,
     splits: Mapping[str, str] = MappingProxyType({}),
-    experts: str | Sequence[str] = (),
 ) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
@@ -45,13 +43,12 @@ def layers(
             cut, or the name of a list of them (:func:`cut`).
         inputs: inputs for some samples, on which a module that is cut is tried.
         splits: how tensor ranks share its matrices, by names (:func:`plan`).
-        experts: names of the modules in it that hold experts (:func:`experts_named`).
 
     Raises:
         TypeError: ``module`` is no module.
         ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: the module cannot be cut there, there are no inputs, or ``splits`` or
-            ``experts`` name what it does not have.
+        ValueError: the module cannot be cut there, there are no inputs, or ``splits`` name what it
+            does not have.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
@@ -74,7 +71,7 @@ def layers(
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:
         pieces = {"part0": ("", module)}
-    every, holders = plan(module, splits), experts_named(module, experts)
+    every = plan(module, splits)
     own_names = {id(p): name for name, p in module.named_parameters()}
     moving = set[int]()
     found: dict[str, Layer] = {}
@@ -101,7 +98,6 @@ def layers(
         layer.whole = None if found else module
         layer.trained_names, layer.moving = own_names, moving
         layer.plan = every.within(prefix)
-        layer.experts = [one.removeprefix(prefix) for one in holders if one.startswith(prefix)]
         found[name] = layer
     return found
 
