@@ -57,7 +57,6 @@ __getattr__, __dir__ = names_of(
         "mpitrain.objective.elementwise": "BinaryCrossEntropy MeanSquaredError",
         "mpitrain.parallel.adasum_sum": "Adasum",
         "mpitrain.parallel.compressed_summation": "CodingOptions CompressedSummation",
-        "mpitrain.parallel.node_shared": "NodeShared",
         "mpitrain.parallel.zero": "ShardedGradients ShardedOptimizer ShardedParameters",
         "mpitrain.pipeline.partition": "Costs partition",
         "mpitrain.pipeline.profiles": "profiled",

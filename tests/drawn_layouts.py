@@ -90,8 +90,6 @@ def drawn_layout(
         if keys["schedule"] == "interleaved":
             keys["chunks"], micro_batches = 2, pipe * rng.randint(1, 2)
         keys["zero"] = rng.choice((0, 0, 1, 2, 3))
-        is_node = comm.Split_type(MPI.COMM_TYPE_SHARED).size == comm.size
-        keys["node_shared"] = is_node and not keys["zero"] and rng.random() < 0.3
     keys |= {key: rng.random() < 0.2 for key in ("recompute", "checksums")}
     keys |= {"overlap": rng.random() < 0.7, "bucket_bytes": rng.choice((512, 2**20))}
     stages, chunks = len(keys.get("replicas", ())) or pipe, keys.get("chunks", 1)

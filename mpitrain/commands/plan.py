@@ -32,7 +32,7 @@ _LISTED = 8
 #: Keys of [parallel] that another layout does not take over from the job.
 _LAYOUT = (
     "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
-    "space", "sequence", "zero", "node_shared", "recompute",
+    "space", "sequence", "zero", "recompute",
 )  # fmt: skip
 
 

@@ -35,11 +35,6 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
     try:
         profile = read_profile(options.costs) if options.costs else None
         config = load(options.config, options.set) if trains else Config()
-        if config.parallel.node_shared:
-            raise ConfigError(
-                "--virtual: each rank is a node, and shares no memory; set parallel.node_shared = "
-                "false, or start real ranks by mpirun"
-            )
         folder = Path(config.run.dir)
         modelled = network(options, options.virtual)
     except (ConfigError, ProfileError, ValueError) as error:

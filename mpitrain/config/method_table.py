@@ -83,7 +83,6 @@ ONE_RANK = "a whole model on one rank"
 ONE_SUM = "one sum of whole tensors in a step"
 ONE_TYPE = "one type of number"
 POSITIONS = "layers that work position by position"
-RANK_GRADIENTS = "the gradients of each rank by themselves"
 READS = "samples that the rank reads itself"
 REPLICAS = "replicas of the same parameters"
 REPLICATED = "a copy of every parameter on each replica"
@@ -143,12 +142,6 @@ _LAYOUT = (
              (STATE_PLACE, *_SHARD_SUMS),
              _SHARDS | {ONE_SUM: "sums the shards of each micro-batch"},
              _is("parallel", "zero", level)) for level in (2, 3)),
-    Method("node-shared", "a node-shared copy of the parameters", {"parallel.node_shared": True},
-           (STATE_PLACE, HOST, *_SHARD_SUMS),
-           _SHARDS | {DEATHS: "makes them wait in shared memory",
-                      DELAYED: "passes parameters through shared memory",
-                      RANK_GRADIENTS: "sums those of a node first",
-                      ONE_SUM: "sums shards over the nodes"}),
     Method("offload", "optimiser state in files", {"parallel.offload": "state"}, (HOST,),
            {MEMORY: "maps it from files"}),
     Method("recompute", "recomputation of activations", {"parallel.recompute": True},
@@ -180,7 +173,7 @@ _CODECS = (
            {ELEMENTWISE: "codes whole matrices"}, _codec("linear")),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
            {ELEMENTWISE: "chooses elements of whole matrices"}, _codec("sparse")),
-    Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
+    Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (),
            {ELEMENTWISE: "remembers whole gradients"}, _codec("memory")),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
            (NO_MOMENTUM,), used=_codec("momentum")),

@@ -363,14 +363,13 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             gradients too, 3 parameters too.
         prefetch: gather the parameters of the next layer while a layer is computed, forward and
             backward; the numbers are the same, and two layers are whole at a time, not one.
-        node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, and with ``zero = 3`` for the shards of parameters
             and gradients, which are then mapped from files there.
         recompute: compute activations again in the backward pass instead of keeping them.
         algorithm: algorithm that sums the gradients, by its name in ``python -m collectives list``
             or as the program registered it (``collectives.register``); ``native`` is the MPI
             library's, ``auto`` takes what was measured to be fastest.  ``zero = 1`` needs a
-            reduce-scatter; ``zero`` 2 and 3 and ``node_shared`` need ``auto``.
+            reduce-scatter; ``zero`` 2 and 3 need ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.  The
             numbers are the same; ``zero`` 2 and 3 always overlap.
@@ -401,7 +400,6 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     sequence: bool = False
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
     prefetch: Annotated[bool, ReadBy("zero", 3)] = True
-    node_shared: bool = False
     offload: str = ""
     recompute: bool = False
     algorithm: str = "auto"

@@ -91,8 +91,7 @@ def judge_ranks(found: list[Place]) -> Finding:
     if len({len(own) for own in nodes.values()}) > 1:
         return warn(
             text,
-            "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms "
-            "and parallel.node_shared want",
+            "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms want",
         )
     if len({place.gpus > 0 for place in found}) > 1:
         return warn(text, "ask for nodes of one kind: not all have a GPU")

@@ -5,7 +5,7 @@ an all-reduce that is bound once, and a shard is a range of elements.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -159,12 +159,9 @@ class Arena:
 
     def views(self, flat: Array) -> list[dict[str, Array]]:
         """The tensors of each layer by name, as views into ``flat``, of shape (size,)."""
-        return self.by_layer(lambda tensor: self._view(flat, tensor))
-
-    def by_layer(self, view: Callable[[Tensor], Array]) -> list[dict[str, Array]]:
-        """Results of ``view`` for the tensors of each layer, by name."""
         return [
-            {own: view(self._by_name[full]) for own, full in names.items()} for names in self._names
+            {own: self._view(flat, self._by_name[full]) for own, full in names.items()}
+            for names in self._names
         ]
 
     def names(self, layer: int) -> dict[str, str]:

@@ -80,19 +80,6 @@ class Layout:
             column -= count
         raise ValueError(f"rank {rank} is not one of the {self.ranks} of this layout")
 
-    def lies_evenly(self, per_node: int) -> bool:
-        """Whether ranks that sum gradients are equally many on each node that has some of them."""
-        first, experts = 0, self.experts or 1
-        for width in self.replicas:
-            count = width * self.context * self.tensor
-            nodes = np.arange(first, first + count) // per_node
-            first += count
-            alike = nodes.reshape(-1, experts * self.tensor)  # with one share of the experts
-            for group in (*alike.T, *nodes.reshape(-1, self.tensor).T, nodes):
-                if len({*np.unique(group, return_counts=True)[1].tolist()}) > 1:
-                    return False
-        return True
-
     def __str__(self) -> str:
         even = len(set(self.replicas)) == 1
         data = self.replicas[0] if even else "-".join(map(str, self.replicas))

@@ -25,7 +25,6 @@ class Axes:
         experts: experts of a layer; 0: none.
         rows: rows of an image that context ranks may share; 0: none.
         spread: whether all replicas share tables.
-        node_shared: whether the job keeps one copy of the parameters on a node.
     """
 
     shareable: int = 0
@@ -33,7 +32,6 @@ class Axes:
     experts: int = 0
     rows: int = 0
     spread: bool = False
-    node_shared: bool = False
 
     def candidates(
         self, ranks: int, layers: int, batch: int, refused: Counter[str]
@@ -57,9 +55,8 @@ class Axes:
             else:
                 workers = ranks // context // tensor
                 each = Candidate(
-                    1, workers, tensor, context=context, rows=context > 1 and self.rows > 0,
-                    node_shared=self.node_shared,
-                )  # fmt: skip
+                    1, workers, tensor, context=context, rows=context > 1 and self.rows > 0
+                )
                 for pipe in divisors(workers):
                     shape = replace(each, pipe=pipe, data=workers // pipe)
                     if pipe > layers:

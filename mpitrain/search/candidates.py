@@ -28,7 +28,6 @@ class Candidate:
         experts: ranks over which experts are spread; 0: all replicas share a recommender's tables.
         attention: how context ranks attend to all positions.
         rows: whether context ranks share the rows of images, not the positions of a sequence.
-        node_shared: whether the replicas share one copy of the parameters.
         schedule, chunks: order of work in the pipeline, and pieces of the model on each stage.
         replicas: replicas of each stage, where they differ; of the widest stage are
             ``micro_batches`` then.
@@ -46,7 +45,6 @@ class Candidate:
     experts: int = 1
     attention: Way = "zigzag"
     rows: bool = False
-    node_shared: bool = False
     schedule: str = "1f1b"
     chunks: int = 1
     replicas: tuple[int, ...] = ()
@@ -124,7 +122,7 @@ class Candidate:
         data = "-".join(map(str, self.replicas)) or self.data
         text = axes(data, self.pipe, self.tensor, self.context, self.experts, rows=self.rows)
         extras: list[str] = [self.attention] * (self.context > 1 and not self.rows)
-        extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(self, key)]
+        extras += [key for key in ("sequence", "recompute") if getattr(self, key)]
         if self.zero:
             extras.append(f"ZeRO-{self.zero}")
         return ", ".join([text, *extras, counted(self.micro_batches, "micro-batch")])

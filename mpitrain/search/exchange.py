@@ -27,15 +27,15 @@ def exchange(
     """The exchange of a job's replicas, but for the seconds of its codec.
 
     Args:
-        config: the job; its layout does not count, but for ``node_shared``.
+        config: the job; its layout does not count.
         shapes: shapes of a rank's parameters.
-        ranks: ranks that sum their gradients, or the nodes if ranks of a node do so first.
+        ranks: ranks that sum their gradients.
         numerics: bytes of numbers.
         is_sharded: whether each rank gets a shard of the sum, as with ZeRO.
     """
     sync, itemsize = config.sync, numerics.stored
     plain = dense_bytes(itemsize * sum(map(prod, shapes)), ranks) / (1 + is_sharded)
-    sent, kept, by_nodes = plain, 0.0, config.parallel.node_shared
+    sent, kept = plain, 0.0
     if sync.combine == "adasum":
         sent = adasum_bytes(shapes, ranks, itemsize)
     elif config.compress.codec != "none":
@@ -44,13 +44,13 @@ def exchange(
         kept = _kept(how)
     share = sent / plain if plain else 1.0
     if not sync.drifts:
-        return ReplicaExchange(share, 1, None, by_nodes, kept)
+        return ReplicaExchange(share, 1, None, kept)
     share += numerics.slots * (sync.state == "averaged")
     if sync.kind == "delayed":
         kept += 3 + 2 * max(1, ceil(sync.delay / sync.period))
     else:
         kept += 3 + (sync.outer != "plain")
-    return ReplicaExchange(share, sync.period, sync.delay, by_nodes, kept)
+    return ReplicaExchange(share, sync.period, sync.delay, kept)
 
 
 def summed_bytes(

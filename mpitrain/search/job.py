@@ -89,10 +89,7 @@ class Job:
             return replace(found, coding=coding * (ranks > 1))
 
         def told(own: Candidate) -> ReplicaExchange:
-            ranks = own.summing
-            if config.parallel.node_shared:
-                ranks = machine.nodes(ranks, own.tensor)
-            return ours(own.tensor, ranks, own.zero > 0, own.experts != 1)
+            return ours(own.tensor, own.summing, own.zero > 0, own.experts != 1)
 
         return Search(
             self._layers(is_counted=is_counted),
@@ -121,20 +118,20 @@ class Job:
     @property
     def axes(self) -> Axes:
         """Parts of the model that ranks can share."""
-        own, node_shared = self.config.model, self.config.parallel.node_shared
+        own = self.config.model
         if self.is_own:
-            return Axes(node_shared=node_shared)
+            return Axes()
         match own.kind:
             case "gpt":
                 heads, positions = gcd(own.heads, 4 * own.width), self.config.data.context
-                return Axes(heads, positions, own.experts, node_shared=node_shared)
+                return Axes(heads, positions, own.experts)
             case "mlp":
-                return Axes(gcd(*own.hidden), node_shared=node_shared)
+                return Axes(gcd(*own.hidden))
             case "convnet" | "vgg" | "resnet":
                 rows = 0 if self.data.varies else self.data.input_shape[0]
-                return Axes(gcd(*own.channels), rows=rows, node_shared=node_shared)
+                return Axes(gcd(*own.channels), rows=rows)
             case _:
-                return Axes(spread=True, node_shared=node_shared)
+                return Axes(spread=True)
 
     def _layers(self, *, is_counted: bool) -> list[LayerCost]:
         """Costs of the layers for a sample: in seconds on this machine, or in operations."""

@@ -173,9 +173,7 @@ class Search:
                 self.refused[beyond] += 1
             elif cut.seconds < worst:
                 own = candidate.dealt(cut.replicas) if candidate.deals else candidate
-                if own.node_shared and not own.grid.lies_evenly(self.machine.per_node):
-                    self.refused["replicas that are not equally many on each of their nodes"] += 1
-                elif (own, cut.sizes) not in [(known[2], known[3].sizes) for known in kept]:
+                if (own, cut.sizes) not in [(known[2], known[3].sizes) for known in kept]:
                     kept = nsmallest(most, [*kept, (cut.seconds, at, own, cut)], lambda k: k[:2])
         return [(seconds, own, cut) for seconds, _, own, cut in kept]
 

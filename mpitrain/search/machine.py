@@ -57,14 +57,6 @@ class Machine:
         rings = max(1.0, min(stride, self.per_node) / self.adapters)
         return LinkCost(self.network.alpha, self.network.beta * rings)
 
-    def together(self, size: int, stride: int) -> int:
-        """Ranks of a node in a group of ``size`` ranks that are ``stride`` apart."""
-        return max(1, min(size, self.per_node // stride))
-
-    def nodes(self, size: int, stride: int) -> int:
-        """Nodes of such a group, the last of which may have fewer of its ranks."""
-        return -(-size // self.together(size, stride))
-
     def scatter(self, nbytes: Any, size: int, stride: int, arrays: Any = 1) -> Any:
         """Seconds of a ring's reduce-scatter, or all-gather, or a pairwise all-to-all, of
         ``nbytes`` in so many ``arrays``."""

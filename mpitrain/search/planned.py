@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
@@ -43,7 +43,7 @@ class Planned:
     def __str__(self) -> str:
         own = self.config.parallel
         extras: list[str] = [own.schedule] * (self.layout.stages > 1)
-        extras += [key for key in ("sequence", "recompute", "node_shared") if getattr(own, key)]
+        extras += [key for key in ("sequence", "recompute") if getattr(own, key)]
         extras += [f"ZeRO-{own.zero}"] * (own.zero > 0)
         parts = self.config.train.micro_batches
         return ", ".join([str(self.layout), *extras, f"{parts} micro-batches"])
@@ -65,13 +65,6 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
         ConfigError: the layout cannot be.
     """
     layout = layout_of(config, search.machine.ranks)
-    per_node = search.machine.per_node
-    if config.parallel.node_shared and not layout.lies_evenly(per_node):
-        raise ConfigError(
-            "parallel.node_shared needs equally many replicas of a stage on each of its nodes, and "
-            f"{layout} has unequal numbers on nodes of {per_node} ranks; change data, pipe or "
-            "--nodes"
-        )
     cut = partition_of(config, job.model, layout)
     pipeline, report = schedule_of(config, cut.schedule, layout)
     spans = tuple(chunks_of([*map(len, cut.layers)], pipeline))
@@ -90,7 +83,6 @@ def planned(job: Job, search: Search, config: Config) -> Planned:
                 layout.experts,
                 own.attention,
                 layout.rows,
-                own.node_shared,
             )
         )
         for replicas in layout.replicas

@@ -45,7 +45,6 @@ class ReplicaExchange:
             ZeRO, of a reduce-scatter.
         period: steps from one exchange to the next.
         delay: steps whose passes hide an exchange; None: the backward passes of its step do.
-        by_nodes: whether ranks of a node sum first, without the codec.
         kept: numbers that a rank keeps for each parameter: residuals, anchors, means.
         coding: seconds of the codec for each parameter.
     """
@@ -53,7 +52,6 @@ class ReplicaExchange:
     share: float = 1.0
     period: int = 1
     delay: int | None = None
-    by_nodes: bool = False
     kept: float = 0.0
     coding: float = 0.0
 
@@ -161,7 +159,7 @@ class StageCosts:
         times = own.micro_batches if own.zero >= 2 else 1
         summed, last, exposed = 0.0, 0.0, 0.0
         for numbers, size, stride in self._sharing(of):
-            owners = self._owners(size, stride) if own.zero or own.node_shared else 1
+            owners = size if own.zero else 1
             stepping = stepping + numbers * self.numerics.stepping / owners
             if size > 1:
                 # ZeRO 2 and 3 sum each layer by itself.
@@ -190,17 +188,8 @@ class StageCosts:
 
     def _summing(self, numbers: Any, size: int, stride: int, arrays: Any) -> Any:
         """Seconds in which ``size`` ranks sum their gradients of a step."""
-        machine, share = self.machine, self.exchange.share
-        nbytes = self.numerics.stored * numbers
-        if not self.exchange.by_nodes:
-            return machine.scatter(self._sums * share * nbytes, size, stride, self._sums * arrays)
-        # A reduce-scatter within the node, or a tree to one rank of it and from there.
-        each = machine.together(size, stride)
-        inside = 1 if self.layout.node_shared else 2
-        part = nbytes / (each if self.layout.node_shared else 1)
-        own = inside * machine.scatter(nbytes, each, stride, arrays)
-        across = machine.nodes(size, stride), stride * each
-        return own + machine.scatter(2 * share * part, *across, 2 * arrays)
+        nbytes = self._sums * self.exchange.share * self.numerics.stored * numbers
+        return self.machine.scatter(nbytes, size, stride, self._sums * arrays)
 
     @property
     def _sums(self) -> float:
@@ -213,10 +202,6 @@ class StageCosts:
         """All-gathers of all parameters in a step; ZeRO 3 has them before each pass."""
         own = self.layout
         return 2.0 * own.micro_batches if own.zero == 3 else float(own.zero > 0)
-
-    def _owners(self, size: int, stride: int) -> int:
-        """Ranks that have a part each of what the replicas share."""
-        return self.machine.together(size, stride) if self.layout.node_shared else size
 
     def _sharing(self, of: LayerSums) -> Iterator[tuple[Any, int, int]]:
         """Parameters of a rank, the ranks that sum their gradients, and how far these are apart."""
@@ -234,11 +219,10 @@ class StageCosts:
         """Bytes of a rank's parameters, gradients and state of the optimiser."""
         own, numerics, found = self.layout, self.numerics, 0.0
         copied = numerics.computed * (numerics.computed != numerics.stored)
-        for numbers, size, stride in self._sharing(of):
-            part = 1 / self._owners(size, stride)
-            parameters = part if own.zero == 3 or own.node_shared else 1.0
-            gradients = part if own.zero >= 2 else 1.0
-            slots = part if own.zero or own.node_shared else 1.0
+        for numbers, size, _ in self._sharing(of):
+            parameters = 1 / size if own.zero == 3 else 1.0
+            gradients = 1 / size if own.zero >= 2 else 1.0
+            slots = 1 / size if own.zero else 1.0
             shared = parameters + gradients + numerics.slots * slots + self.exchange.kept
             found = found + numbers * (numerics.stored * shared + copied * parameters)
         return found

@@ -12,6 +12,7 @@ the tables are without locks.
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -22,7 +23,6 @@ from mpitrain.group import share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, SPREAD
 from mpitrain.parallel.data_parallel import WholeGradients
-from mpitrain.parallel.node_shared import NodeWindow
 from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.server.messages import MessageKind, ParameterExchange
@@ -57,8 +57,14 @@ class NodeCopy(WholeGradients):
                 "server.hogwild: the ranks are on several nodes, or cannot open one another's "
                 "memory; start all of them on one node, or set hogwild = false"
             )
-        self._window = NodeWindow(self._node, initial)
-        self.flat = self._window.flat
+        nbytes = initial.nbytes if comm.rank == 0 else 0
+        self._window = MPI.Win.Allocate_shared(nbytes, initial.itemsize, comm=self._node)
+        memory: Any = self._window.Shared_query(0)[0]
+        bytes_: Array = np.frombuffer(memory, np.uint8)
+        self.flat: Array = bytes_[: initial.nbytes].view(initial.dtype)
+        self._window.Lock_all()
+        if comm.rank == 0:
+            self.flat[...] = initial
         self.views = arena.views(self.flat)
         self.publish()
         for bucket in self.buckets:
@@ -78,13 +84,17 @@ class NodeCopy(WholeGradients):
 
     def meet(self, failed: bool) -> bool:
         """Show the stores of each rank to all; whether one has ``failed``.  Collective."""
-        return self._window.settle(lambda: bool(self._node.allreduce(failed, op=MPI.LOR)))
+        self._window.Sync()
+        has_failed = bool(self._node.allreduce(failed, op=MPI.LOR))
+        self._window.Sync()
+        return has_failed
 
     def close(self) -> None:
         super().close()
         # The window's memory goes with it.
         self.views, self.pieces, self.flat = [], [], np.empty(0)
-        self._window.close()
+        self._window.Unlock_all()
+        self._window.Free()
         self._alone.Free()
         self._node.Free()
 

@@ -46,8 +46,7 @@ def dense(config: Config) -> Dense:
     """The summation of gradients without a codec."""
     p = config.parallel
     # Sums into shards use a reduce-scatter, and not every all-reduce algorithm has one.
-    whole = p.zero < 2 and not p.node_shared
-    return Dense(p.algorithm if whole else "auto")
+    return Dense(p.algorithm if p.zero < 2 else "auto")
 
 
 def summation(config: Config, replica: int) -> Summation:
@@ -121,7 +120,7 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator]:
 
     together(parts.comm, expect_sums, ConfigError)
     kinds = (Replicated, extras.ShardedOptimizer, extras.ShardedGradients, extras.ShardedParameters)
-    kind: Any = extras.NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
+    kind: Any = kinds[config.parallel.zero]
     reduced = reduction(config, comms, grid.data.rank)
     return kind(arena, flat, reduced, parts.device.allocate(grid.data)), ranks
 
@@ -143,8 +142,7 @@ def counting(parts: Parts, *, is_changed: bool = False) -> Communicator | None:
 def cut_by(config: Config) -> list[str]:
     """Keys of [parallel] by which ranks have parts of parameters."""
     p = config.parallel
-    cut = {"zero": p.zero, "node_shared": p.node_shared, "tensor": p.tensor > 1}
-    return [key for key, is_cut in cut.items() if is_cut]
+    return ["zero"] * (p.zero > 0) + ["tensor"] * (p.tensor > 1)
 
 
 def expect_whole(config: Config) -> None:

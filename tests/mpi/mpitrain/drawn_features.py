@@ -152,6 +152,5 @@ def layout(rng: Random, parts: int, has_norm: bool, ranks: int) -> dict[str, obj
     keys = {"pipe": pipe, "schedule": rng.choice(schedules) if pipe > 1 else "1f1b"}
     keys["zero"] = rng.choice((0, 1, 2, 3))
     keys["recompute"], keys["overlap"] = rng.random() < 0.3, rng.random() < 0.7
-    keys["node_shared"] = not keys["zero"] and rng.random() < 0.3
     keys["bucket_bytes"] = rng.choice((256, 2**20))
     return {"parallel": keys, "micro_batches": 1 if has_norm else rng.choice((1, 2, 3))}

@@ -206,7 +206,6 @@ ANY = {
     "zero 1": lambda n: dict(zero=1),
     "zero 2": lambda n: dict(zero=2),
     "zero 3": lambda n: dict(zero=3),
-    "node shared": lambda n: dict(node_shared=True),
     "recomputed": lambda n: dict(recompute=True),
 }
 #: Layouts of some numbers of ranks.
@@ -221,7 +220,7 @@ SOME = {
         "sequence, zero 3": dict(tensor=2, sequence=True, zero=3),
         "context": dict(context=2),
         "context, ulysses, zero 3": dict(context=2, attention="ulysses", zero=3),
-        "context, node shared": dict(context=2, node_shared=True, recompute=True),
+        "context, recomputed": dict(context=2, recompute=True),
     },
     3: {
         "v, zero bubble": dict(pipe=3, **ZB_V),
@@ -247,10 +246,8 @@ SOME = {
         "data x v, dualpipe, zero 3": dict(pipe=2, zero=3, schedule="dualpipe_v", chunks=2),
         "v x sequence": dict(pipe=2, tensor=2, sequence=True, **ZB_V),
         "v, zero bubble": dict(pipe=4, **ZB_V),
-        "data x pipe, node shared": dict(pipe=2, node_shared=True),
         "data x tensor": dict(tensor=2),
         "data x tensor, zero 3": dict(tensor=2, zero=3),
-        "data x tensor, node shared": dict(tensor=2, node_shared=True),
         "pipe x tensor": dict(pipe=2, tensor=2),
         "pipe x sequence": dict(pipe=2, tensor=2, sequence=True, **ZERO_BUBBLE),
         "context": dict(context=4),

@@ -33,7 +33,7 @@ _QUICK = {1: "data", 4: "data x pipe"}.get(RANKS, "zero 1")
 CODED = [
     pytest.param(name, marks=() if name == _QUICK else pytest.mark.slow)
     for name, how in layouts("gpt", RANKS).items()
-    if how.get("zero", 0) < 2 and not how.get("node_shared")
+    if how.get("zero", 0) < 2
 ]
 
 

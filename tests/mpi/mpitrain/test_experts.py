@@ -33,7 +33,6 @@ WHOLE = {
     "experts": dict(experts=RANKS),
     "zero 1": dict(experts=RANKS, zero=1),
     "zero 3": dict(experts=RANKS, zero=3),
-    "node shared": dict(experts=RANKS, node_shared=True),
     "recomputed": dict(experts=RANKS, recompute=True),
     "checksums": dict(experts=RANKS, checksums=True),
 }
@@ -50,7 +49,6 @@ SOME = {
         "groups, zero 1": dict(experts=2, zero=1),
         "groups, zero 2": dict(experts=2, zero=2),
         "groups, zero 3": dict(experts=2, zero=3),
-        "groups, node shared": dict(experts=2, node_shared=True),
         "pipe": dict(experts=2, pipe=2),
         "pipe, interleaved, zero 1": dict(experts=2, pipe=2, zero=1, **INTERLEAVED),
         "pipe, zero bubble": dict(experts=2, pipe=2, **ZERO_BUBBLE),

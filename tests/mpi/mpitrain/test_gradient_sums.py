@@ -11,7 +11,6 @@ from mpitrain import nn
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.data_parallel import Replicated, WholeGradients
-from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
@@ -215,7 +214,7 @@ def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, mo
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters, NodeShared]
+    "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters]
 )
 def test_another_way_of_summing_is_one_class_for_every_store(comm, kind):
     layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
@@ -246,38 +245,3 @@ def test_another_way_of_summing_is_one_class_for_every_store(comm, kind):
     expected = comm.allreduce(3 * gradients - left)
     np.testing.assert_array_equal(arrived, expected)
     own.close()
-
-
-@pytest.mark.mpi(min_size=3)
-def test_gradients_of_several_nodes(comm, monkeypatch):
-    """Nodes of two ranks each, as far as the trainer can see."""
-    plain, _ = curve(comm, mlp("float64"), steps=3)
-    monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
-    if comm.size % 2:
-        with pytest.raises(ConfigError, match=r"as many ranks on every node, not \[1, 2\]"):
-            start(comm, mlp("float64", node_shared=True))
-    else:
-        found, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
-        np.testing.assert_allclose(found, plain, rtol=1e-10)
-
-
-@pytest.mark.mpi(min_size=4)
-def test_codes_between_nodes_alone(comm, monkeypatch):
-    """On one node nothing is coded; between several, contributions of nodes are."""
-    config = replace(mlp("float64", node_shared=True), compress=Compress("atomo:rank=99", least=8))
-    noisy = replace(config, compress=Compress("int8", "off", least=8))
-    if comm.size % 2:
-        pytest.skip("nodes of two ranks")
-    plain, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
-    found, _ = curve(comm, noisy, steps=3)
-    np.testing.assert_array_equal(found, plain)
-    monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
-    exact, _ = curve(comm, config, steps=3)  # as float32
-    np.testing.assert_allclose(exact, plain, rtol=1e-5)
-    found, weights = curve(comm, noisy, steps=3)
-    np.testing.assert_allclose(found[:, 0], plain[:, 0], rtol=1e-2)
-    assert not np.allclose(found, plain, rtol=1e-7)
-    told = {name: values.tobytes() for name, values in weights.items()}
-    assert comm.allgather(told) == [told] * comm.size
-    with start(comm, noisy) as trainer:
-        assert trainer.parts.store.reason.endswith("; between nodes two-phase of int8")

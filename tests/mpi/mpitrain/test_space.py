@@ -160,7 +160,7 @@ def spatial(model="convnet", **keys):
 #: Layouts beside the rows of images, by the number of ranks.
 LAYOUTS = {
     1: {"alone": {}},
-    2: {"alone": {}, "zero 3": dict(zero=3, recompute=True), "node": dict(node_shared=True)},
+    2: {"alone": {}, "zero 3": dict(zero=3, recompute=True)},
     3: {"alone": {}, "zero 1": dict(zero=1)},
     4: {
         "alone": {},

@@ -110,7 +110,6 @@ def one_process():
         {},
         {"zero": 3, "recompute": True},
         pytest.param({"zero": 2}, marks=pytest.mark.slow),
-        pytest.param({"node_shared": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -43,7 +43,6 @@ def asked(device, **parallel):
     ("key", "value"),
     [
         ("parallel.offload", '"there"'),
-        ("parallel.node_shared", "true"),
         ("compress.codec", '"int8"'),
         ("sync.kind", '"local"'),
         ("server.ranks", "1"),
@@ -72,7 +71,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch, alone, caplog):
 def test_auto_takes_a_gpu_that_works(cupy, alone):
     device = choose(asked("auto"), alone)
     assert device.name == "cuda:0 no GPU at all"
-    assert choose(asked("auto", node_shared=True), alone) is HOST
+    assert choose(asked("auto", offload="there"), alone) is HOST
 
 
 def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpitrain.doctor import Status
 from mpitrain.doctor.finding import runs_of
-from mpitrain.doctor.memory import Shared, judge_node_memory, judge_windows
+from mpitrain.doctor.memory import Shared, judge_node_memory
 from mpitrain.doctor.network import Links, judge_gpus, judge_messages, judge_network, links
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
@@ -43,12 +43,10 @@ def cores_of(affinity, threads=1):
          "2 ranks on the 1 core 0 of a"),
         (judge_cores, [cores_of(range(2))] * 4, WARN, ""),
         (judge_cores, [cores_of(range(4), 4)] * 2, WARN, "2 ranks of 4 BLAS threads"),
-        (judge_node_memory, [Shared(True, "")], OK, ""),
-        (judge_node_memory, [Shared(True, "no memfd")], WARN, ""),
-        (judge_node_memory, [Shared(True, ""), Shared(False, "")], FAIL, ""),
-        (judge_windows, [(True, 1 << 30)], OK, ""),
-        (judge_windows, [(True, 1 << 20)], WARN, ""),
-        (judge_windows, [(False, 1 << 30)], FAIL, ""),
+        (judge_node_memory, [Shared(True, "", 1 << 30)], OK, "/dev/shm has 1024 MiB free"),
+        (judge_node_memory, [Shared(True, "", 1 << 20)], WARN, "/dev/shm has 1 MiB free"),
+        (judge_node_memory, [Shared(True, "no memfd", 1 << 30)], WARN, "no memfd"),
+        (judge_node_memory, [Shared(True, "", 1 << 30), Shared(False, "", 1 << 30)], FAIL, ""),
         (judge_network, [HDR, HDR], OK, ""),
         (judge_network, [HDR, HDR._replace(variables=("UCX_TLS=tcp",))], WARN,
          "ranks 0 and 1 have different transport variables: UCX_TLS=rc UCX_TLS=tcp"),

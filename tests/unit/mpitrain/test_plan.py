@@ -101,7 +101,6 @@ def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets,
 #: Keys of a job beside its layout, and its gradients' bytes over those of a plain all-reduce.
 EXCHANGES = [
     ({"compress": {"codec": "bf16", "least": 0}}, {"zero": 1}, 0.75),
-    ({"compress": {"codec": "bf16", "least": 0}}, {"node_shared": True}, 3 / 7 + 0.5 / 7),
     ({"sync": {"kind": "local", "period": 10, "state": "averaged"}}, {}, 0.2),
 ]
 
@@ -224,14 +223,6 @@ def test_a_tied_tensor_of_a_stage_counts_once(capsys):
     assert main([*words, "2", "--set", "parallel.pipe=2"]) == 0
     stages = map(int, re.findall(r"^  (\d+) parameters", capsys.readouterr().out, re.MULTILINE))
     assert sum(stages) == 209024 + 76 * 64
-
-
-def test_a_node_s_copy_needs_equally_many_replicas_on_each_node(capsys):
-    words = ["plan", "gpt_node", "-n", "12", "--nodes", "3", "--set", "train.batch_size=12"]
-    words += ["--flops", "1e9", "--against"]
-    assert main([*words, "pipe=3,node_shared=true"]) == 0
-    assert main([*words, "pipe=2,node_shared=true"]) == 2
-    assert "data 6 x pipe 2 x tensor 1 has unequal numbers on nodes of 4" in capsys.readouterr().err
 
 
 def test_servers_wait_at_their_links():

@@ -250,48 +250,6 @@ def test_a_file_that_cannot_be_is_refused_before_the_search(name, why, tmp_path,
     assert not told.out
 
 
-def test_layouts_that_hold_a_node_s_copy_are_priced_with_it():
-    """Replicas of a job of node_shared hold a part of the parameters and of the state each."""
-    layers, numerics = alike(4), Numerics(4, 4, 2)
-    search = Search(layers, Machine(4, 4, 1.0), 4, numerics, Axes(node_shared=True))
-    plain = next(own for own in search.fastest(9) if own.layout.data == 4 and not own.layout.zero)
-    assert plain.layout.node_shared
-    assert plain.memory == 4 * 400 * (3 / 4 + 1) + 4 * 40
-
-
-#: Replicas of stages, tensor ranks, groups of experts, ranks of a node, and whether all lie evenly.
-NODES = [
-    ((6,), 1, 1, 3, True), ((6,), 1, 1, 4, False), ((6, 6), 1, 1, 4, False),
-    ((4, 4), 1, 1, 4, True), ((3, 3), 1, 1, 2, False), ((2, 2, 2), 1, 1, 3, True),
-    ((4, 2, 2), 1, 1, 4, True), ((2, 2), 3, 1, 4, False), ((2, 2), 2, 1, 4, True),
-    ((4,), 1, 2, 2, True), ((6,), 1, 2, 3, False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("widths", "tensor", "experts", "per_node", "evenly"), NODES)
-def test_layouts_of_a_node_s_copy_lie_evenly_on_nodes(widths, tensor, experts, per_node, evenly):
-    """Others are refused when a job starts."""
-    assert Layout(widths, tensor, experts=experts).lies_evenly(per_node) == evenly
-
-
-def test_layouts_that_nodes_hold_unevenly_are_not_proposed():
-    machine = Machine(12, 4, 1.0)
-    search = Search(alike(4), machine, 12, Numerics(4, 4, 2), Axes(node_shared=True))
-    found = search.fastest(100)
-    assert {own.layout.data for own in found} >= {4, 12}
-    assert all(own.layout.grid.lies_evenly(4) for own in found)
-    assert any("equally many on each of their nodes" in why for why in search.refused)
-
-
-def test_an_exchange_of_nodes_that_are_not_full_goes_over_all_of_them():
-    free, slow = LinkCost(0.0, 0.0), LinkCost(0.0, 1.0)
-    machine = Machine(12, 4, 1.0, inside=free, network=slow)
-    assert [machine.nodes(size, 1) for size in (2, 4, 6, 12)] == [1, 1, 2, 3]
-    own, ours = Candidate(2, 6, 1), ReplicaExchange(by_nodes=True)
-    costs = StageCosts(LayerSums.over(alike(4)), machine, own, 1.0, Numerics(4, 4, 2), ours)
-    assert costs.update(costs.sums.whole) > 4 * 400
-
-
 def zeroed(level, *, slow, buckets=1, copying=False, per_node=4):
     """Seconds of the update of 4 replicas of 1600 bytes of parameters, where a byte takes one."""
     link = LinkCost(0.0, 1.0)
