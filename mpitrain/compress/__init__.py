@@ -4,7 +4,7 @@ They are made by name and options, as in a job file: ``parse("topk:keep=0.01")``
 """
 
 import re
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from mpitrain.compress.integers import Int8
 from mpitrain.compress.powersgd import PowerSGD
 from mpitrain.compress.qsgd import QSGD, TernGrad
 from mpitrain.compress.randomk import Blocks, RandomK
-from mpitrain.compress.rotate import Rotated
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.threshold import Threshold
 from mpitrain.compress.topk import TopK
@@ -29,7 +28,7 @@ CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
         BF16, FP16, Int8, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
-        RandomK, Blocks, PowerSGD, Atomo, Rotated,
+        RandomK, Blocks, PowerSGD, Atomo,
     )
 }  # fmt: skip
 
@@ -39,32 +38,16 @@ class CodecError(ValueError):
 
 
 def parse(text: str) -> AnyCodec:
-    """Makes the codec ``name:option=value,option=value`` or ``rotate:option=value+name:...``.
+    """Makes the codec ``name:option=value,option=value``.
 
     Raises:
         CodecError: no codec has this name, option or value; the message lists the choices.
     """
-    first, *rest = re.split(r"\+(?=[a-z])", text, maxsplit=1)
-    found = _one(first)
-    if not rest:
-        return found
-    if not isinstance(found, Rotated):
-        raise CodecError(f"{text!r}: {found.name} takes no other codec; rotate+{rest[0]} does")
-    inner = parse(rest[0])
-    if isinstance(inner, LinearCodec | Sparse):
-        raise CodecError(f"{text!r}: {inner} is no codec of single numbers, as int8 is")
-    try:
-        return replace(found, code=inner)
-    except ValueError as error:
-        raise CodecError(f"{text!r}: {error}") from error
-
-
-def _one(text: str) -> Any:
     name, _, rest = text.partition(":")
     if name not in CODECS:
         raise CodecError(f"there is no codec {name!r}; there are {', '.join(CODECS)}")
     kind = CODECS[name]
-    known = [field.name for field in fields(kind) if field.default is not MISSING]
+    known = [field.name for field in fields(kind)]
     given: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
@@ -75,7 +58,8 @@ def _one(text: str) -> Any:
             raise CodecError(f"{text!r}: {key} is there twice; leave one out")
         given[key] = _number(value)
     try:
-        return msgspec.convert(given, kind, strict=False)
+        found: AnyCodec = msgspec.convert(given, kind, strict=False)
+        return found
     except (msgspec.ValidationError, ValueError) as error:
         raise CodecError(f"{text!r}: {error}") from error
 

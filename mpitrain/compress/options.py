@@ -1,6 +1,6 @@
 """Checks of codecs' options, and the name of a codec with its options."""
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -11,8 +11,7 @@ class Named:
     name: ClassVar[str]
 
     def __str__(self) -> str:
-        options = [field for field in fields(self) if field.default is not MISSING]  # type: ignore[arg-type]
-        values = {f.name: (getattr(self, f.name), f.default) for f in options}
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
         changed = [f"{key}={shown(v)}" for key, (v, default) in values.items() if v != default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 

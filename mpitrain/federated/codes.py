@@ -11,9 +11,9 @@ from math import ceil
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.compress.rotate import padded, random_signs, rotate, unrotate
 from mpitrain.compress.seeds import generator, subset
 from mpitrain.config.federated import Federated
+from mpitrain.federated.rotation import padded, random_signs, rotate, unrotate
 
 
 def most_bits(weight: int, word: int) -> int:

@@ -9,11 +9,10 @@ CODED = (
     "bf16", "fp16", "int8", "int8:block=64,rounding=stochastic", "sign", "sign:block=64", "onebit",
     "onebit:block=16", "signum", "terngrad", "terngrad:block=64,clip=2.5", "qsgd",
     "qsgd:levels=1,block=0,norm=max", "qsgd:levels=1000,damped=true", "threshold", "atomo",
-    "atomo:rank=3,columns=9", "rotate+int8", "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
-    "rotate:block=0+sign",
+    "atomo:rank=3,columns=9",
 )  # fmt: skip
 #: Words of codecs that roll dice.
-ROLLING = ("stochastic", "terngrad", "qsgd", "atomo", "rotate")
+ROLLING = ("stochastic", "terngrad", "qsgd", "atomo")
 
 
 def draw(seed=0):

@@ -41,8 +41,6 @@ def test_codes_have_as_many_bytes_as_they_say_and_stand_for_finite_numbers(codec
         ("threshold", 1001, 251),
         ("atomo:rank=3", 1001, 4 * 3 * (32 + 32)),
         ("atomo:rank=32", 1001, 4 * 1001),
-        ("rotate+int8", 1001, 8 + 1024 + 4 * 4),
-        ("rotate:keep=0.25+int8", 1025, 8 + 512 + 4 * 2),
     ],
 )
 def test_bytes_are_those_of_the_closed_form(text, n, nbytes):
@@ -188,8 +186,7 @@ def test_a_damped_code_leaves_less_than_there_was_on_average():
 # fmt: off
 EXACT = ("threshold:tau=0.25", "topk:keep=0.05", "topk:keep=1")
 NEARLY = ("bf16", "fp16", "int8", "int8:block=0,rounding=stochastic", "sign", "onebit",
-          "qsgd:damped=true", "threshold:tau=0.3", "rotate+int8", "rotate:keep=0.5,block=16+sign",
-          "atomo:rank=20")
+          "qsgd:damped=true", "threshold:tau=0.3", "atomo:rank=20")
 # fmt: on
 
 
@@ -271,12 +268,7 @@ def test_small_integers_are_packed_and_read_again(n):
         ("signum:momentum=1", "below 1"),
         ("topk:keep=0", "a share"),
         ("topk:keep=2", "a share"),
-        ("rotate+signum", "cannot be rotated"),
-        ("rotate+rotate", "cannot be rotated"),
-        ("rotate+topk", "no codec of single numbers"),
-        ("int8+int8", "takes no other codec"),
-        ("rotate:block=3", "power of two"),
-        ("rotate:code=int8", "no option of rotate"),
+        ("int8+int8", "there is no codec 'int8[+]int8'"),
         ("atomo:rank=0", "at least 1"),
     ],
 )

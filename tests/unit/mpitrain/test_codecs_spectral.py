@@ -1,13 +1,11 @@
-"""Codecs of singular vectors and of rotated numbers."""
+"""Codecs of singular vectors."""
 
 import numpy as np
 import pytest
-from codec_cases import draw, once, through
+from codec_cases import once, through
 
 from mpitrain.compress import parse
 from mpitrain.compress.atomo import probabilities, systematic
-from mpitrain.compress.codec import feedback_of
-from mpitrain.compress.rotate import random_signs, rotate
 
 
 def drawn(codec, x, draws):
@@ -61,26 +59,3 @@ def test_a_matrix_of_low_rank_is_sent_as_it_is():
     np.testing.assert_allclose(through(parse("atomo:rank=1"), x), x, rtol=1e-6, atol=1e-4)
     y = np.random.default_rng(0).normal(size=30)
     np.testing.assert_allclose(through(parse("atomo:rank=9"), y), y, rtol=1e-6)
-
-
-# rotations
-
-
-def test_rotated_and_masked_it_is_right_on_average():
-    codec, draws = parse("rotate:block=64,keep=0.5+int8:rounding=stochastic,block=0"), 600
-    assert codec.unbiased and feedback_of(codec) == "never"
-    x = np.random.default_rng(0).normal(size=100)
-    found = drawn(codec, x, draws)
-    assert (np.abs(found.mean(0) - x) <= 5 * found.std(0) / np.sqrt(draws)).all()
-    # Of 128 rotated elements half are sent, times two: 2 - 1 times the square, on 128 elements.
-    assert np.square(found - x).sum(1).mean() == pytest.approx(x @ x * 100 / 128, rel=0.1)
-
-
-def test_the_seed_of_a_rotation_travels_with_the_code():
-    x, codec = np.random.default_rng(0).normal(size=64), parse("rotate:block=0+int8:block=1")
-    code = np.empty(codec.nbytes(64), np.uint8)
-    codec.encode(x, code, draw(3))
-    seed = int(code[:8].view(np.uint64)[0])
-    inner = np.empty(64)
-    codec.code.decode(code[8:], inner)
-    np.testing.assert_allclose(inner, rotate(x, random_signs(64, seed)), rtol=1e-6)

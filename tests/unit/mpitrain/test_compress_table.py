@@ -35,7 +35,7 @@ def test_what_cannot_be(codec, more, why):
         job(codec, **more)
 
 
-@pytest.mark.parametrize("text", ["rotate+sign", "rotate+terngrad", "sign", "int8"])
+@pytest.mark.parametrize("text", ["sign", "terngrad", "int8"])
 def test_what_is_left_out_of_the_largest_numbers_stays_finite(text):
     code, draw = parse(text), np.random.default_rng(0)
     zeros = np.zeros(256, np.float32)
