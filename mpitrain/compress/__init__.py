@@ -11,13 +11,13 @@ import msgspec
 
 from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
+from mpitrain.compress.blocks import Blocks
 from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import LinearCodec, Sparse
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.integers import Int8
 from mpitrain.compress.powersgd import PowerSGD
 from mpitrain.compress.qsgd import QSGD, TernGrad
-from mpitrain.compress.randomk import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.threshold import Threshold
 from mpitrain.compress.topk import TopK
@@ -27,8 +27,8 @@ AnyCodec = Codec | LinearCodec | Sparse
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
-        BF16, FP16, Int8, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC,
-        RandomK, Blocks, PowerSGD, Atomo,
+        BF16, FP16, Int8, Sign, OneBit, Signum, TernGrad, QSGD, Threshold, TopK, DGC, Blocks,
+        PowerSGD, Atomo,
     )
 }  # fmt: skip
 

@@ -7,12 +7,9 @@ from codec_cases import dyadic, linear_sum
 from mpitrain.compress import parse
 from mpitrain.compress.codec import LinearCodec
 from mpitrain.compress.powersgd import orthonormal
-from mpitrain.compress.seeds import subset
 
 SHAPES = {"w": (12, 20), "conv": (8, 3, 3, 3), "b": (20,), "odd": (1, 7), "x": (), "none": (0, 4)}
 LINEAR = (
-    "randomk:keep=0.1",
-    "randomk:keep=1",
     "blocks:keep=0.2,block=16",
     "blocks:keep=1,block=1000",
     "powersgd",
@@ -95,24 +92,6 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(text):
             np.testing.assert_allclose(found, given[name], atol=1e-9)
         else:
             np.testing.assert_array_equal(found, given[name])
-
-
-# random-k
-
-
-def test_random_elements_depend_on_seed_step_and_name_alone():
-    code = parse("randomk:keep=0.05")
-
-    def chosen(seed, step, name):
-        tensors = {name: np.ones((20, 20))}
-        linear_sum([code.sketch(tensors, seed)], step, [tensors])
-        return np.flatnonzero(tensors[name])
-
-    assert chosen(1, 2, "w").tolist() == chosen(1, 2, "w").tolist()
-    assert len(chosen(1, 2, "w")) == 20
-    np.testing.assert_array_equal(chosen(1, 2, "w"), subset(400, 20, 1, 2, "randomk", "w"))
-    for other in ((2, 2, "w"), (1, 3, "w"), (1, 2, "v")):
-        assert chosen(*other).tolist() != chosen(1, 2, "w").tolist()
 
 
 # coarse blocks
