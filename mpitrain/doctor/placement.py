@@ -91,7 +91,8 @@ def judge_ranks(found: list[Place]) -> Finding:
     if len({len(own) for own in nodes.values()}) > 1:
         return warn(
             text,
-            "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms want",
+            "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms "
+            "want",
         )
     if len({place.gpus > 0 for place in found}) > 1:
         return warn(text, "ask for nodes of one kind: not all have a GPU")

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
-from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
-from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.data_parallel import Replicated, WholeGradients
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
-from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import changed, curve, equal, mlp
 
 pytestmark = pytest.mark.mpi

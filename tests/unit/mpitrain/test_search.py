@@ -15,7 +15,6 @@ from mpitrain.__main__ import main
 from mpitrain.commands.search import refusal
 from mpitrain.config import Config, ConfigError, Data, Model, expect_read, load
 from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.parallel.grid import Layout
 from mpitrain.search.axes import Axes
 from mpitrain.search.by_layer import cheapest
 from mpitrain.search.candidates import Candidate
@@ -25,7 +24,7 @@ from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.on_ranks import on_ranks
-from mpitrain.search.stages import Numerics, ReplicaExchange, StageCosts
+from mpitrain.search.stages import Numerics, StageCosts
 from mpitrain.search.sums import LayerSums
 
 
