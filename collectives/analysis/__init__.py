@@ -1,8 +1,7 @@
 """Proofs, costs, simulations and pictures of schedules; nothing here needs MPI."""
 
 from collectives.analysis.page import fill
-from collectives.analysis.pictures import expect_picture
 from collectives.analysis.topology import NETWORK, NODE, LinkCost
 from collectives.analysis.user_code import executed, resolve
 
-__all__ = ["NETWORK", "NODE", "LinkCost", "executed", "expect_picture", "fill", "resolve"]
+__all__ = ["NETWORK", "NODE", "LinkCost", "executed", "fill", "resolve"]

@@ -173,14 +173,13 @@ def _add_trials(commands: "Commands") -> None:
         description="Train from the initial weights with a rate that grows from step to step, "
         "until the loss diverges; print the losses, and a rate to begin with (Smith 2017).  "
         "Nothing is written to run.dir.",
-        epilog="example: mpirun -n 4 %(prog)s digits -o rates.png",
+        epilog="example: mpirun -n 4 %(prog)s digits",
     )
     add_job(find)
     add = find.add_argument
     add("--least", type=above_zero, default=1e-6, metavar="LR", help="the first optim.lr (1e-6)")
     add("--most", type=above_zero, default=10.0, metavar="LR", help="the last optim.lr (10)")
     add("--steps", type=positive, default=100, help="steps from the first to the last (100)")
-    add("-o", "--output", type=Path, help="picture to draw, PNG or SVG (none)")
     add_verbose(find)
 
 

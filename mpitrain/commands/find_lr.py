@@ -1,18 +1,14 @@
-"""``mpitrain find-lr``: a search for a learning rate; its result as a table and as a picture."""
+"""``mpitrain find-lr``: a search for a learning rate; its result as a table."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from collectives import CollectiveError, Communicator
-from collectives.analysis import expect_picture
+from collectives import Communicator
 from mpitrain.commands import ranks
-from mpitrain.config import Config, ConfigError, expect
+from mpitrain.config import Config, expect
 from mpitrain.optim.schedule_table import Factor
-from mpitrain.pipeline.draw import figure
-from mpitrain.ranks.together import by_rank_0
 from mpitrain.training.find_lr import RangeTest, find
 from mpitrain.training.loop import Loop
 
@@ -45,47 +41,10 @@ def suggestion(found: RangeTest) -> str:
     )
 
 
-def picture(found: RangeTest, path: Path) -> None:
-    """Draw the loss over the learning rate to a PNG or SVG file.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    drawn = figure(figsize=(7, 4))
-    axes = drawn.subplots()
-    rates = [one.lr for one in found.tried]
-    axes.plot(rates, [one.loss for one in found.tried], color="0.75", label="loss")
-    axes.plot(rates, [one.smoothed for one in found.tried], label="smoothed")
-    for rate, style, label in (
-        (found.steepest, "--", "steepest fall"),
-        (found.tenth, ":", "least / 10"),
-    ):
-        if rate is not None:
-            axes.axvline(rate, color="0.3", linestyle=style, label=f"{label}: {rate:.2g}")
-    axes.set_xscale("log")
-    if found.tried:  # a diverging loss would flatten the rest of the curve
-        axes.set_ylim(0, 2 * max(one.smoothed for one in found.tried[: len(found.tried) // 2 + 1]))
-    axes.set_xlabel("optim.lr")
-    axes.set_ylabel("loss")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    drawn.savefig(path, dpi=150)
-
-
 def run(comm: Communicator, options: argparse.Namespace) -> int:
     """Try learning rates."""
     config = ranks.load_once(comm, options)
     expect(config, "steps", command="mpitrain find-lr")
-
-    def expect_output() -> None:  # fails now, rather than after the rates have been tried
-        if options.output:
-            try:
-                figure()
-                expect_picture(options.output)
-            except (CollectiveError, ImportError) as error:
-                raise ConfigError(f"--output: {error}") from error
-
-    by_rank_0(comm, expect_output, ConfigError)
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
@@ -93,15 +52,6 @@ def run(comm: Communicator, options: argparse.Namespace) -> int:
         return ranks._loop(comm, job, factor, {"optim": {"lr": job.optim.lr}})
 
     found = find(comm, config, make, **limits)
-
-    def act() -> None:
+    if comm.rank == 0:
         print(table(found))
-        if options.output:
-            try:
-                picture(found, options.output)
-            except (OSError, ValueError, ImportError) as error:
-                raise ConfigError(f"--output {options.output}: {error}") from error
-            print(f"drawn in {options.output}")
-
-    by_rank_0(comm, act, ConfigError)
     return 0

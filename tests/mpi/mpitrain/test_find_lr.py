@@ -83,8 +83,3 @@ def test_the_command_prints_and_writes_nothing(comm, folder, capfd):
     assert run([*told, "--most", "1e-5"]) == 2
     found = capfd.readouterr().err
     assert ("find-lr tries 2 steps or more" in found) == (comm.rank == 0)
-    for name, reason in (("rates.nope", "cannot draw into"), ("none/rates.png", "does not exist")):
-        assert run([*told, "-o", str(folder / name)]) == 2
-        shown = capfd.readouterr()
-        assert (reason in shown.err) == (comm.rank == 0)
-        assert "optim.lr" not in shown.out
