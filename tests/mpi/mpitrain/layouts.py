@@ -308,7 +308,7 @@ _FEW = {
     3: ("v, zero bubble", "zero 3"),
     4: (
         "data x pipe, interleaved, zero 3",
-        "data x tensor, node shared",
+        "data x tensor, zero 3",
         "unequal 1-2-1",
         "context x pipe, zero 3",
     ),
