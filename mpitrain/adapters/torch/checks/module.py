@@ -17,7 +17,7 @@ from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
-from mpitrain.adapters.torch.modules.regions import Share
+from mpitrain.adapters.torch.modules.tensor_parallel import REFUSAL, Share
 from mpitrain.arrays import Shape
 
 
@@ -235,4 +235,4 @@ class Comparison:
 
     def _refuse(self, fault: str) -> None:
         name = self._calls[0].watched.name
-        raise ImpureModule(self._own.refusal.format(name=name, fault=fault))
+        raise ImpureModule(REFUSAL.format(name=name, fault=fault))

@@ -3,6 +3,6 @@
 ``whole`` makes layers of a module, and loads the trained values back; a ``layer`` makes ``calls``
 of its part, with ``stand_ins`` for batch norm and random numbers (``drawing``, ``draws``) that no
 layout of ranks changes.  ``cutting`` gives the stages of a pipeline each a part (``trial`` and
-``dataflow`` find what each needs).  In ``regions`` ranks share a module: ``tensor_parallel`` cuts
-its matrices, as ``splits`` say.
+``dataflow`` find what each needs).  ``tensor_parallel`` lets ranks share a module's matrices, as
+``splits`` say.
 """

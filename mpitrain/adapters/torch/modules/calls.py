@@ -17,8 +17,8 @@ from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
-from mpitrain.adapters.torch.modules.regions import Region
 from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, set_context
+from mpitrain.adapters.torch.modules.tensor_parallel import Region
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
 from mpitrain.nn.layer import Verdict
@@ -98,20 +98,21 @@ class Watched:
             ImpureModule: the module draws random numbers that nobody can key, or gives no tensors.
         """
         with having(self.module, values):
-            self.region.begin([*values.values(), *x.values()])
+            self.region.clear()
             return self._forward(*arguments(x, self._options, self.takes))
 
     @property
     def is_known(self) -> bool:
         """Whether the module is torch's own alone, and has nothing to be watched."""
         is_plain = type(self.module) in _KNOWN and "forward" not in vars(self.module)
-        return is_plain and type(self.region) is Region and not has_hooks(self.module)
+        return is_plain and self.region.group.size == 1 and not has_hooks(self.module)
 
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = states_of_generators()
         before = self._marks()
         with self.source, self.norms():
-            outputs: Tensors = self.region.end(self.own_loss(self.module, args, kwargs))
+            outputs: Tensors = self.own_loss(self.module, args, kwargs)
+        self.region.clear()
         self.norm.is_called = bool(self.norm.is_called)
         self.drew = reset(states)
         if fault := getattr(self.module.forward, "fault", ""):  # a part of a module has one

@@ -25,9 +25,9 @@ from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
-from mpitrain.adapters.torch.modules.regions import Region, Share
 from mpitrain.adapters.torch.modules.splits import Plan
 from mpitrain.adapters.torch.modules.stand_ins import set_context, stand_ins, with_stand_ins
+from mpitrain.adapters.torch.modules.tensor_parallel import Region, Share
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields, joined, zeros
 from mpitrain.group import TensorGroup

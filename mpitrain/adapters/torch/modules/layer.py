@@ -27,8 +27,7 @@ from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
 from mpitrain.adapters.torch.modules.described import TorchModule
 from mpitrain.adapters.torch.modules.passes import Pass, PlainPass
-from mpitrain.adapters.torch.modules.regions import Region, Share
-from mpitrain.adapters.torch.modules.tensor_parallel import share
+from mpitrain.adapters.torch.modules.tensor_parallel import Share, share
 from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
 from mpitrain.fields import fields, filled, joined
 from mpitrain.group import TensorGroup
@@ -177,7 +176,7 @@ class TorchLayer(TorchModule):
     def _leads(self, context: Context) -> bool:
         """Whether nobody takes a gradient by the input, so that no graph leads to it."""
         is_first = len(context.path) == 1 and context.path[0] in context.leading
-        return is_first and type(self._share.region) is Region
+        return is_first and self._share.region.group.size == 1
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, keeps_running, moves
-from mpitrain.adapters.torch.modules.regions import Summed
+from mpitrain.adapters.torch.modules.tensor_parallel import Summed
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import OtherNorm, follow, moments
 from mpitrain.nn.context import RESTING, Context

@@ -4,21 +4,29 @@ A product ``x A B`` is cut as ``sum_r (x A_r) B_r`` (Megatron, Shoeybi et al. 20
 module's own code: a copy of its structure sums gradients before matrices whose columns are shared,
 and results behind those whose rows are.  Code between the two works on a part of the features or of
 the heads; parameters that no map names are whole on each rank.
+
+A share is a copy of the module's structure in which some parts call other code.  The parameters
+stay the module's own; a call of the copy is given this rank's parts of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mpitrain.adapters.torch.modules.regions import Axis, Region, Share, Summed
+from mpitrain.adapters.torch.arrays import as_array, as_tensor, named_tensors
 from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
-from mpitrain.group import TensorGroup
+from mpitrain.group import TensorGroup, cut
 
-_REFUSAL = (
+#: A text with ``{name}`` of a module and the ``{fault}`` for which it is refused.
+REFUSAL = (
     "parallel.tensor: {name} cannot be shared by its map of names ({fault}); give splits= in which "
     "'rows' follow 'columns' with nothing but heads and single features between, 'columns of 3' "
     "for queries, keys and values in one matrix, and 'number' for sizes that the code reads, or "
@@ -26,19 +34,44 @@ _REFUSAL = (
 )
 
 
-class TensorRegion(Region):
-    """Entries before matrices whose columns are shared, and exits behind those of shared rows."""
+class Summed(torch.autograd.Function):
+    """The sum of x over ranks, or x; backward the sum of gradients, or the gradient.
+
+    The backward pass has gradients of its own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: TensorGroup, xp: ModuleType, here: bool, back: bool
+    ) -> torch.Tensor:
+        ctx.turned = group, xp, back, here
+        return as_tensor(group.sum(as_array(x.contiguous(), xp))) if here else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return Summed.apply(dy, *ctx.turned), None, None, None, None
+
+
+class Region:
+    """Entries before matrices whose columns are shared, and exits behind those of shared rows.
+
+    Attributes:
+        group: the ranks that share a module; a single one communicates with nobody.
+        xp: namespace of their arrays in this pass.
+    """
 
     def __init__(self, group: TensorGroup) -> None:
-        super().__init__(group)
+        self.group = group
+        self.xp: ModuleType = np
         self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def begin(self, given: Iterable[torch.Tensor]) -> None:
+    def clear(self) -> None:
+        """Forget the inputs of matrices, before and after a pass."""
         self._entered.clear()
 
-    def end(self, outputs: Any) -> Any:
-        self._entered.clear()
-        return outputs
+    def agree(self, fault: str) -> bool:
+        """Whether a rank has a fault; collective."""
+        return bool(self.group.sum(np.array([bool(fault)], int))[0])
 
     def enter(self, part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The input of a matrix whose columns are shared; several matrices may have one input."""
@@ -56,6 +89,37 @@ class TensorRegion(Region):
         return found if bias is None else found + bias
 
 
+class Axis(NamedTuple):
+    """Axis along which a parameter is cut, and the number of equal runs along it."""
+
+    number: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's share of a module.
+
+    Attributes:
+        module: the module, or a copy of its structure.
+        region: the ranks, and their messages.
+        axes: axes of the parameters that are cut, by name.
+    """
+
+    module: nn.Module
+    region: Region
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+
+    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole parameter or buffer."""
+        if name not in self.axes:
+            return whole
+        axis, blocks = self.axes[name]
+        own = self.region.group.share(whole.shape[axis] // blocks)
+        found: torch.Tensor = cut(whole, axis, own, blocks)
+        return found
+
+
 def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
     """A rank's share of a module, or of a part of one that has what the plan names, or not.
 
@@ -66,8 +130,8 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
     for name, heads in own.heads.items():
         if heads % ranks:
             raise ValueError(f"has {name} = {heads}, which {ranks} ranks cannot share equally")
-    region = TensorRegion(group)
-    copied = region.copy_of(module)
+    region = Region(group)
+    copied = deepcopy(module, {id(one): one for one in named_tensors(module).values()})
     parts = dict(copied.named_modules())
     axes: dict[int, Axis] = {}
     for name, split in own.splits.items():
@@ -79,10 +143,10 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
         elif (part := parts.get(name)) is not None and part._parameters.get("weight") is not None:
             axes |= _cut_matrix(name, part, split, region)
     named = {name: axes[id(p)] for name, p in copied.named_parameters() if id(p) in axes}
-    return Share(copied, region, named, refusal=_REFUSAL)
+    return Share(copied, region, named)
 
 
-def _cut_matrix(name: str, part: nn.Module, split: Split, region: TensorRegion) -> dict[int, Axis]:
+def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dict[int, Axis]:
     """Axes of the parameters of a matrix, by identity; the module communicates from now on."""
     is_turned = isinstance(part, nn.Linear)  # its weight is (outputs, inputs)
     if not is_turned and not (type(part).__name__ == "Conv1D" and hasattr(part, "nf")):
