@@ -55,6 +55,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.nn.rows": "Rows in_rows",
         "mpitrain.normalise": "normalise",
         "mpitrain.objective.elementwise": "BinaryCrossEntropy MeanSquaredError",
+        "mpitrain.parallel.adasum_sum": "Adasum",
         "mpitrain.parallel.compressed_summation": "CodingOptions CompressedSummation",
         "mpitrain.parallel.zero": "ShardedGradients ShardedOptimizer ShardedParameters",
         "mpitrain.pipeline.partition": "Costs partition",

@@ -68,6 +68,7 @@ DEATHS = "ranks that see one another die"
 DELAYED = "messages that can be delayed"
 ELEMENTWISE = "a codec of single numbers"
 EXACT = "the sum of gradients as they are"
+EXCHANGE = "exchanges of all workers together"
 FEW_ROWS = "a model of which a sample changes a few rows"
 FORWARD = "forward passes of all workers together"
 FORWARD_WEIGHTS = "the weights of the forward pass in the backward pass"
@@ -79,6 +80,7 @@ MEMORY = "the optimiser state in memory"
 NO_MOMENTUM = "an optimiser without momentum"
 NO_RESIDUAL = "a codec that keeps no residual"
 ONE_RANK = "a whole model on one rank"
+ONE_SUM = "one sum of whole tensors in a step"
 ONE_TYPE = "one type of number"
 POSITIONS = "layers that work position by position"
 READS = "samples that the rank reads itself"
@@ -137,8 +139,9 @@ _LAYOUT = (
     Method("zero-1", "ZeRO-1", {"parallel.zero": 1}, (STATE_PLACE,), _SHARDS,
            _is("parallel", "zero", 1)),
     *(Method(f"zero-{level}", f"ZeRO-{level}", {"parallel.zero": level},
-             (STATE_PLACE, *_SHARD_SUMS), _SHARDS, _is("parallel", "zero", level))
-      for level in (2, 3)),
+             (STATE_PLACE, *_SHARD_SUMS),
+             _SHARDS | {ONE_SUM: "sums the shards of each micro-batch"},
+             _is("parallel", "zero", level)) for level in (2, 3)),
     Method("offload", "optimiser state in files", {"parallel.offload": "state"}, (HOST,),
            {MEMORY: "maps it from files"}),
     Method("recompute", "recomputation of activations", {"parallel.recompute": True},
@@ -148,6 +151,7 @@ _LAYOUT = (
     Method("asynchronous", "an asynchronous schedule", _STALE,
            (REPLICA_STATE, CLOCK, ONE_TYPE, CODED),
            {CLOCK: "exchanges them after each micro-batch", CODED: "sends them as they are",
+            EXCHANGE: "lets each stage update by itself",
             GRADIENT: "has several steps under way", SKIPPING: "has several under way"},
            _is("parallel", "schedule", "asynchronous")),
     Method("prediction", "weight prediction", {"parallel.weights": "spectrain"}, (VELOCITY, ALIKE),
@@ -189,7 +193,7 @@ _SYNC = (
            {"sync.kind": "local", "sync.outer": "momentum:lr=0.001,momentum=0"}, _WORKERS, _DRIFTS,
            lambda job: job.sync.kind == "local" and job.sync.outer != "plain"),
     Method("delayed", "delayed averaging", {"sync.kind": "delayed"}, _WORKERS,
-           _DRIFTS | _AS_IT_IS,
+           _DRIFTS | _AS_IT_IS | {EXCHANGE: "adds means to what workers have done meanwhile"},
            _is("sync", "kind", "delayed")),
     Method("late", "a delay beyond the period",
            {"sync.kind": "delayed", "sync.delay": 3, "sync.period": 2}, (),
@@ -198,6 +202,9 @@ _SYNC = (
            instead="set sync.delay to at most sync.period"),
     Method("own-samples", "a worker with samples of its own", {"sync.split": "iid"},
            (STEPS, WIDTHS)),
+    Method("adasum", "adasum", {"sync.combine": "adasum"},
+           (EXCHANGE, ONE_SUM, REPLICA_SUMS, REPLICATED, WIDTHS, HOST),
+           {CODED: "is no sum", EXACT: "is no sum"}),
     Method("agree", "sync.agree above 1", {"sync.agree": 2}, (),
            {SKIPPING: "tells the ranks of a step later"},
            lambda job: job.sync.drifts and job.sync.agree > 1, beside={"sync.kind": "local"}),
@@ -210,7 +217,7 @@ _SERVERS = (
            {BATCH_GRADIENT: "may take each worker's by itself",
             CHECKED: "has messages without", CLOCK: "serves each worker when it asks",
             DEATHS: "waits for workers one by one", DELAYED: "has messages that are not",
-            FORWARD: "lets workers be ahead of others",
+            EXCHANGE: "takes each gradient by itself", FORWARD: "lets workers be ahead of others",
             GRADIENT: "has a part of each tensor", REPLICAS: "lets workers be ahead of others",
             SKIPPING: "never skips one", STEPS: "lets workers be ahead of others"}),
     Method("predict", "correct = 'predict'", {"server.correct": "predict"}, (VELOCITY, ALIKE),
@@ -221,13 +228,13 @@ _SERVERS = (
            {BATCH_GRADIENT: "takes each rank's by itself",
             CLOCK: "updates one copy at any time", CODED: "sends none",
             DEATHS: "has ranks in one memory", DELAYED: "sends none",
-            FORWARD: "lets each rank train by itself",
+            EXCHANGE: "exchanges nothing", FORWARD: "lets each rank train by itself",
             REPLICAS: "has one copy", SKIPPING: "never skips one",
             STEPS: "lets each rank train by itself"}, beside=_CLICKS),
     Method("clients", "a federated client", {"federated.clients": 4},
            (*_WHOLE_WORKERS, REPLICATED, RULES, CODED, READS),
            {CLOCK: "exchanges them in rounds", CODED: "sends changes of weights",
-            FORWARD: "trains by itself",
+            EXCHANGE: "sends its changes to a server", FORWARD: "trains by itself",
             LOSS_SCALE: "begins anew in each round", STEPS: "trains by itself"}),
 )
 

@@ -82,6 +82,9 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             weights (local SGD; DiLoCo with ``outer``).  ``delayed``: they average the last
             ``period`` steps' updates, which take effect ``delay`` steps later (delayed gradient
             averaging).
+        combine: combination of the workers' gradients in ``every_step``, and of their changes in
+            ``local``: the ``mean``; or ``adasum``, which is the mean of what is parallel and the
+            sum of what is orthogonal, for each tensor (Maleki et al. 2021).
         period: steps from one exchange to the next, of ``local`` and ``delayed``.
         start: first steps, in which the workers talk as in ``every_step`` (post-local SGD).
         delay: steps after which an exchange of ``delayed`` takes effect; it is under way meanwhile.
@@ -100,6 +103,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["every_step", "local", "delayed"] = "every_step"
+    combine: Literal["mean", "adasum"] = "mean"
     period: Annotated[Count, ReadBy("kind", "local", "delayed")] = 50
     start: Annotated[Whole, ReadBy("kind", "local", "delayed")] = 0
     delay: Annotated[Whole, ReadBy("kind", "delayed")] = 0

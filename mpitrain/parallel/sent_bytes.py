@@ -7,6 +7,7 @@ from collectives.codec import shards
 from collectives.sparse_vectors import GAP_BYTES
 from mpitrain.arrays import Shape
 from mpitrain.compress.codec import LinearCodec, Sparse
+from mpitrain.parallel.adasum_sum import levels
 from mpitrain.parallel.compressed_summation import CodingOptions
 
 #: Bytes before the pairs in a message of the sparse all-reduce.
@@ -65,3 +66,10 @@ def coded_bytes(
         splits = how.table.sparse == "split_allgather"
         return sent + sparse_bytes(n, pairs, ranks, itemsize, splits)
     return sent + 2 * ranks * (ranks - 1) * codec.nbytes(shards(n, ranks)[0])
+
+
+def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:
+    """Bytes sent by all ranks together in the Adasum of a bucket."""
+    block = shards(sum(map(prod, shapes)), ranks)[0]
+    products = sum(dense_bytes(24 * len(level) * len(shapes), ranks) for level in levels(ranks))
+    return 2 * ranks * (ranks - 1) * block * itemsize + products

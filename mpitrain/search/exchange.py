@@ -11,7 +11,7 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.compress.codec import LinearCodec, Remembering, Sparse
 from mpitrain.config import Config
 from mpitrain.parallel.compressed_summation import CodingOptions
-from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
+from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.search.stages import Numerics, ReplicaExchange
 from mpitrain.training.build import compression
 
@@ -36,7 +36,9 @@ def exchange(
     sync, itemsize = config.sync, numerics.stored
     plain = dense_bytes(itemsize * sum(map(prod, shapes)), ranks) / (1 + is_sharded)
     sent, kept = plain, 0.0
-    if config.compress.codec != "none":
+    if sync.combine == "adasum":
+        sent = adasum_bytes(shapes, ranks, itemsize)
+    elif config.compress.codec != "none":
         how = compression(config.compress)
         sent = summed_bytes(how, shapes, ranks, itemsize, is_sharded=is_sharded)
         kept = _kept(how)

@@ -51,6 +51,8 @@ def dense(config: Config) -> Dense:
 
 def summation(config: Config, replica: int) -> Summation:
     """The summation of gradients over replicas, dense or with a codec, on this replica."""
+    if config.sync.combine == "adasum":
+        return extras.Adasum()
     if config.compress.codec == "none":
         return dense(config)
     how = compression(config.compress)

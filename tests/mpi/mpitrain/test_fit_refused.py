@@ -325,11 +325,17 @@ def tied():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_tensor_of_two_stages_has_no_vote(comm, folder):
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"compress": {"codec": "signum"}}, "compress.codec: signum has no sums, and part1.weight"),
+        ({"sync": {"combine": "adasum"}}, "sync.combine: adasum is no sum, and part1.weight"),
+    ],
+)
+def test_a_tensor_of_two_stages_has_no_vote_and_no_adasum(comm, folder, changed, message):
     """The stages that hold the tensor refuse it, and so do those between them."""
-    message = "compress.codec: signum has no sums, and part1.weight"
     with pytest.raises(ConfigError, match=message) as raised:
-        made(folder, model=tied, parallel={"pipe": RANKS}, compress={"codec": "signum"})
+        made(folder, model=tied, parallel={"pipe": RANKS}, **changed)
     assert len(set(comm.allgather(str(raised.value)))) == 1
     made(folder, model=tied, parallel={"pipe": RANKS}).close()
 

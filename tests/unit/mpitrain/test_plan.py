@@ -73,7 +73,7 @@ JOBS = [
     ("resnet", ["train.batch_size=32"], ""),
     ("digits_space", ["train.batch_size=2"], ""),
     ("recommender", ["train.batch_size=64"], ""),
-    ("gpt_experts", ["parallel.experts=1", "compress.codec='signum'"], "a codec that votes needs"),
+    ("gpt_experts", ["parallel.experts=1", "sync.combine='adasum'"], "adasum needs"),
     ("gpt_3d", ["compress.codec='int8'"], "ZeRO-3 needs"),
 ]
 

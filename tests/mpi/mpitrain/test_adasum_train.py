@@ -1,0 +1,136 @@
+"""Adasum of the workers' gradients and ways, against its definition and processes by themselves."""
+
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.config import Optim, Sync
+from mpitrain.parallel.adasum_sum import Adasum
+from mpitrain.parallel.sent_bytes import adasum_bytes
+from mpitrain.start import start
+from tests.adasum import adasum
+from tests.mpi.mpitrain.layouts import curve, job, whole
+from tests.mpi.mpitrain.summands import shards, summand
+from tests.mpi.mpitrain.test_sync import Alone, own_part
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+SHAPES = {
+    "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
+    "smaller than the ranks": [(1, 1)],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("has_shards", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
+    shapes = SHAPES[shapes]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    ends, n = np.cumsum([0, *sizes]), sum(sizes)
+
+    def given(rank, run):
+        drawn = np.random.default_rng([rank, run]).normal(size=n).astype(dtype)
+        if rank == RANKS - 1:
+            drawn[: n // 2] = 0  # a tensor in which a rank has no part
+        return drawn
+
+    with Communicator(MPI.COMM_WORLD) as comm:
+        traffic = comm.count_traffic()
+        own = comm.empty(n, dtype)
+        counts = shards(n)
+        total = np.empty(counts[comm.rank], dtype) if has_shards else own
+        given_to = summand(comm, own, shapes, total, counts if has_shards else None)
+        plan = Adasum().bind(given_to)
+        for run in range(2):
+            own[...] = given(comm.rank, run)
+            before = traffic.sent + traffic.shared
+            plan.Start()
+            plan.Wait()
+            sent = comm.allreduce(traffic.sent + traffic.shared - before)
+            every = [given(rank, run) for rank in range(RANKS)]
+            expected = np.empty(n, dtype)
+            for a, b in pairwise(ends):
+                expected[a:b] = RANKS * adasum([one[a:b] for one in every])
+            if has_shards:
+                start = sum(counts[: comm.rank])
+                expected = expected[start : start + len(total)]
+            else:
+                assert len({one.tobytes() for one in comm.allgather(own)}) == 1
+                assert sent == adasum_bytes(shapes, RANKS, own.itemsize)
+            precision = 1e-5 if dtype is np.float32 else 1e-11
+            np.testing.assert_allclose(total, expected, rtol=precision, atol=precision)
+        assert traffic.native == 0
+        plan.Free()
+
+
+def by_tensors(trainer, vectors):
+    """The Adasum of flat arrays, tensor by tensor."""
+    found = np.empty_like(vectors[0])
+    for tensor in trainer.parts.arena.tensors:
+        part = slice(tensor.start, tensor.stop)
+        found[part] = adasum([vector[part] for vector in vectors])
+    return found
+
+
+def simulated(config, steps):
+    """The weights after some steps of workers in processes of their own, with plain descent."""
+    period = config.sync.period if config.sync.kind == "local" else 1
+    with Communicator(MPI.COMM_SELF) as one:
+        everyone = [Alone(one, config) for _ in range(RANKS)]
+        trainer, rate = everyone[0].trainer, config.optim.lr
+        anchor = everyone[0].weights.copy()
+        for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
+            for number, worker in enumerate(everyone):
+                own = own_part(batch, RANKS, number)
+                worker.backward(own, len(own) * RANKS / len(batch))
+                worker.weights -= rate * worker.gradients
+            if (step + 1) % period == 0:
+                anchor -= by_tensors(trainer, [anchor - worker.weights for worker in everyone])
+                for worker in everyone:
+                    worker.weights[...] = anchor
+        weights = whole(one, trainer)
+        for worker in everyone:
+            worker.trainer.close()
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("sync", "layout"),
+    [
+        (Sync(combine="adasum"), {}),
+        pytest.param(Sync(combine="adasum"), {"zero": 1}, marks=pytest.mark.slow),
+        (Sync(kind="local", period=2, combine="adasum"), {}),
+    ],
+)
+def test_workers_train_as_it_says(comm, sync, layout):
+    """Descent along the Adasum of gradients, and the rule for changes of weights."""
+    plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
+    config = replace(job("mlp", micro_batches=2, **layout), sync=sync, optim=plain)
+    with start(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 4))
+        trainer.parts.check_replicas("after the steps")
+        trainer.parts.drain()
+        found = whole(comm, trainer)
+        assert trainer.parts.store.algorithm == "adasum" or RANKS == 1
+    for name, values in simulated(config, 4).items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-8, atol=1e-11)
+
+
+def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
+    """A tensor is on one stage: a pipeline of all ranks has one worker, and nothing to combine."""
+    stages = min(RANKS, 3)
+    comm = comm.Split(0 if comm.rank < stages else MPI.UNDEFINED)
+    if comm == MPI.COMM_NULL:
+        return
+    with Communicator(comm) as own:
+        dense = job("mlp", pipe=stages, micro_batches=2 * stages)
+        expected, _ = curve(own, dense, steps=3)
+        found, _ = curve(own, replace(dense, sync=Sync(combine="adasum")), steps=3)
+        np.testing.assert_array_equal(found, expected)
