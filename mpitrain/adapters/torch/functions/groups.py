@@ -92,7 +92,7 @@ def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.
             f"needed, as lambda p: torch.optim.AdamW(p, lr=3e-3){_SEVERAL}"
         )
     kept = [{k: v for k, v in own.items() if v is not None} for own in made.state.values()]
-    if any(own.get("step", True) for own in kept if own):  # some have a state at step 0
+    if any(own.get("step", True) for own in kept if own):  # some have a state before their first
         raise ConfigError(
             "optimizer: it has taken steps, and the trainer begins with the state of a new one; "
             "make it in the function"
