@@ -198,6 +198,26 @@ class Trainer(ClosedTogether):
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.run_epoch`."""
         return self.loop.run_epoch(epoch)
 
+    def torch_optimizer(self) -> Any:
+        """The optimiser of torch over :attr:`module`, with the state and the rates of training.
+
+        A loop of torch goes on with both; ``optimizer=lambda p: that`` begins another trainer with
+        them.  The module gets the trained values.  Collective; costs the whole state on each rank.
+
+        Raises:
+            ConfigError: on all ranks: ``optimizer=`` makes none of torch, or the module has
+                averages, to which the state does not belong.
+            RuntimeError: the trainer is closed.
+        """
+        self.parts.expect_open()
+        if self._own is None:
+            raise ConfigError("torch_optimizer(): the model is no torch module")
+        from mpitrain.adapters.torch.functions.optimizer_state import handed_over
+
+        found = handed_over(self.parts, self._own.module)
+        self._own.load(self.parts)
+        return found
+
     def end(self, reason: str) -> None:
         """End training after the last step; call it on all ranks while ``on_record`` runs.
 

@@ -1,5 +1,6 @@
 """Turns a program's objects, such as torch modules and functions, into parts of a job."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -159,6 +160,12 @@ def optimizer(
         for key, value in one.options.items()
     }
     options |= {f"the optimizer's group of {name}": grouping(name).number for name in own}
+    for name, begun in groups[0].begun.items():
+        every = hashlib.sha256()
+        for _, values in sorted(begun.slots.items()):
+            every.update(values.tobytes())
+        digest = every.hexdigest()[:16]
+        options[f"the optimizer's state of {name}"] = f"{begun.steps} steps, digest {digest}"
     return groups, grouping, options
 
 

@@ -7,6 +7,8 @@ itself.  LARS and LAMB also need the norms of whole tensors, which the caller ad
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,16 +20,30 @@ from mpitrain.kernels.host import AdamOptions, SGDOptions, decayed, sgd_directio
 State = Mapping[str, Array]
 
 
+class Beginning(NamedTuple):
+    """State of a tensor at the beginning of a run.
+
+    Attributes:
+        steps: updates that it has had before.
+        slots: whole flat arrays of state, by name.
+    """
+
+    steps: int
+    slots: Mapping[str, Array]
+
+
 class Optimizer(ABC):
     """How parameters follow gradients.
 
     Attributes:
         slots: names of the arrays of state, which are 0 at first.
+        begun: other beginnings, by the name of the tensor.
         layerwise: whether :meth:`apply` needs trust ratios.
         whole: whether it takes whole parameters in their shape alone; state stays flat.
     """
 
     slots: tuple[str, ...] = ()
+    begun: Mapping[str, Beginning] = MappingProxyType({})
     layerwise = False
     whole = False
 

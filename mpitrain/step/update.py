@@ -62,7 +62,8 @@ class Updater:
         steps: number of updates.
         per_step: updates in a step, each by a part of its gradient; see :meth:`divide`.
         left_out: number of updates in which a tensor had no part in the loss, by its name.  It
-            stays as it is then, state and count of steps included, as in torch.
+            stays as it is then, state and count of steps included, as in torch.  Updates before the
+            run count below 0.
     """
 
     store: Store
@@ -81,12 +82,20 @@ class Updater:
                 "leave optim.average out"
             )
         self.steps, self.per_step = 0, 1
-        self.left_out: dict[str, int] = {}
+        names = optimizer.begun.keys() & {tensor.name for tensor in store.arena.tensors}
+        self.left_out = {name: -optimizer.begun[name].steps for name in names}
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, self.allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
+        for piece, state in zip(store.pieces, self.state, strict=True):
+            for tensor, part in overlaps(store.arena.tensors, piece):
+                if begun := optimizer.begun.get(tensor.name):
+                    first = piece.start - tensor.start
+                    for slot, whole in begun.slots.items():
+                        own = whole[first + part.start : first + part.stop]
+                        state[slot][part] = array_namespace(piece.parameters).asarray(own)
         for piece, state in zip(store.pieces, self.state, strict=True) if self.decay else ():
             state[AVERAGE] = _zeros(piece.parameters, self.allocate)
             state[AVERAGE][...] = piece.parameters

@@ -1,10 +1,12 @@
-"""From the trainer into the files of Hugging Face and back."""
+"""From the trainer into a loop of torch and back: values, optimiser state, rates, files."""
 
+import numpy as np
 import pytest
 
 from mpitrain.checkpoint.export import export
+from mpitrain.config import ConfigError
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.fits import made
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, loop, made, mse, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -16,6 +18,109 @@ def adamw(parameters):
     flat = [p for p in parameters if p.ndim < 2]
     groups = [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1, amsgrad=True)
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+
+
+FACTORIES = OPTIMIZERS | {"groups": adamw}
+each_optimizer = pytest.mark.parametrize(
+    "factory",
+    [pytest.param(FACTORIES[n], id=n, marks=() if n == "groups" else pytest.mark.slow)
+     for n in FACTORIES],
+)  # fmt: skip
+
+
+def samples_of(trainer, epochs):
+    """Batches of a trainer's epochs."""
+    data, sampler = trainer.parts.data.train, trainer.parts.sampler
+    every = ((epoch, batch) for epoch in epochs for batch in sampler.batches(epoch))
+    return [data.in_epoch(epoch)[batch] for epoch, batch in every]
+
+
+def of_waves(module, batch):
+    return mse(module(torch.from_numpy(batch.inputs)), torch.from_numpy(batch.labels))
+
+
+@each_optimizer
+def test_a_loop_of_torch_goes_on_where_the_trainer_ended(folder, factory):
+    asked = {"model": lambda: net().double(), "optimizer": factory, "parallel": PARALLEL}
+    with made(folder / "long", **asked, epochs=3) as trainer:
+        trainer.fit()
+    expected = trainer.module
+    with made(folder / "short", **asked, epochs=2) as trainer:
+        trainer.fit()
+        optimizer = trainer.torch_optimizer()
+        loop(trainer.module, lambda p: optimizer, samples_of(trainer, [2]), of_waves)
+    assert_alike(trainer.module, expected)
+
+
+def begun(factory):
+    """A module and its optimiser after five steps of a loop of torch."""
+    torch.manual_seed(3)
+    module = net().double()
+    optimizer = factory(list(module.parameters()))
+    batches = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1)).double()
+    loop(module, lambda p: optimizer, batches, lambda module, x: module(x).square().mean())
+    return module, optimizer
+
+
+@each_optimizer
+def test_the_trainer_goes_on_where_a_loop_of_torch_ended(folder, factory):
+    """Also when it was stopped and goes on with its own checkpoint."""
+    for steps in (4, 10):
+        module, optimizer = begun(factory)
+        asked = {"model": module, "optimizer": lambda p, own=optimizer: own, "steps": steps}
+        with made(folder, parallel=PARALLEL, **asked) as trainer:
+            trainer.fit(resume=True)
+    expected, own = begun(factory)
+    loop(expected, lambda p: own, samples_of(trainer, [0, 1]), of_waves)
+    assert_alike(module, expected)
+
+
+def test_rates_are_those_of_the_next_step(folder):
+    with made(folder, optimizer=adamw, schedule=halving, steps=9) as trainer:
+        trainer.fit()
+        rates = [group["lr"] for group in trainer.torch_optimizer().param_groups]
+    np.testing.assert_allclose(rates, [3e-3 / 4, 1e-3 / 4])
+
+
+def test_a_distributed_checkpoint_of_torch_there_and_back(folder, comm):
+    """Written by the trainer's program, read as a script with torch's own calls reads it."""
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    with made(folder, optimizer=adamw, epochs=1) as trainer:
+        trainer.fit()
+        optimizer = trainer.torch_optimizer()
+    if comm.rank == 0:
+        values, state = get_state_dict(trainer.module, optimizer)
+        dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder / "dcp", no_dist=True)
+    comm.Barrier()
+    module = net().double()
+    read = adamw(list(module.parameters()))
+    values, state = get_state_dict(module, read)
+    dcp.load({"model": values, "optimizer": state}, checkpoint_id=folder / "dcp", no_dist=True)
+    set_state_dict(module, read, model_state_dict=values, optim_state_dict=state)
+    for mine, wanted in zip(module.parameters(), trainer.module.parameters(), strict=True):
+        assert torch.equal(mine, wanted)
+        for name, value in optimizer.state[wanted].items():
+            assert torch.equal(read.state[mine][name], value)
+    found = []
+    for begun in ((module, read), (trainer.module, optimizer)):
+        asked = {"model": begun[0], "optimizer": lambda p, begun=begun: begun[1]}
+        with made(folder / str(len(found)), **asked) as another:
+            found.append(another.fit())
+    assert found[0] == found[1]
+
+
+def test_what_cannot_be_handed_over_is_refused_on_all_ranks(folder):
+    with made(folder) as trainer, pytest.raises(ConfigError, match="no optimiser of torch"):
+        trainer.torch_optimizer()
+    averaged = made(folder, optimizer=adamw, average=0.9)
+    with averaged as trainer, pytest.raises(ConfigError, match="the module has averages"):
+        trainer.torch_optimizer()
 
 
 class Sentences(torch.utils.data.Dataset):

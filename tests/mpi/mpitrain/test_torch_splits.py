@@ -94,21 +94,13 @@ def losses(trainer):
     return [record.loss for record in trainer.run_epoch(0)]
 
 
-def state_of(trainer):
-    """Whole arrays of the optimiser's state, by slot and name; collective."""
-    parts = trainer.parts
-    return {
-        slot: parts.whole([own[slot] for own in parts.updater.state].__getitem__, everywhere=True)
-        for slot in parts.updater.optimizer.slots
-    }
-
-
 @pytest.fixture(scope="module")
 def one_process():
     """Losses, the optimiser's state and the values of one process."""
     with TemporaryDirectory() as own, made(Path(own), comm=MPI.COMM_SELF) as trainer:
-        found, state = losses(trainer), state_of(trainer)
-        return found, state, trainer.gather().state_dict()
+        found = losses(trainer)
+        state = trainer.torch_optimizer().state_dict()["state"]
+        return found, state, trainer.module.state_dict()
 
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
@@ -129,12 +121,12 @@ def test_losses_values_and_state_are_those_of_one_process(folder, one_process, p
         assert shapes["part0.attention.out.weight"] == ((WIDTH, WIDTH // 2), (WIDTH, WIDTH))
         assert shapes["part0.attention.out.bias"] == ((WIDTH,), (WIDTH,))
         np.testing.assert_allclose(losses(trainer), wanted, rtol=1e-11)
-        own = state_of(trainer)
-        for name, value in trainer.gather().state_dict().items():
+        own = trainer.torch_optimizer().state_dict()["state"]
+        for name, value in trainer.module.state_dict().items():
             torch.testing.assert_close(value, values[name], rtol=1e-9, atol=1e-12)
-    for slot, tensors in state.items():
-        for name, value in tensors.items():
-            np.testing.assert_allclose(own[slot][name], value, rtol=1e-9, atol=1e-12)
+    for number, slots in state.items():
+        for slot, value in slots.items():
+            torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")

@@ -161,7 +161,7 @@ WAY_OUT = ".*DistributedDataParallel"
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
         (hooked, "it has hooks on its steps, and nobody would call them"),
-        (stepped, "it has taken steps, and the trainer begins with the state of a new one"),
+        (stepped, "it has taken steps and keeps mean of p0, and a new one keeps momentum_buffer"),
         (lambda p: torch.optim.SGD(p[1:]), "leaves out p0; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
         (unlike, "not exp_avg, exp_avg_sq, max_exp_avg_sq; turn momentum, amsgrad"),

@@ -1,6 +1,6 @@
 """The optimisers of a program's function: one for each of its groups."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -11,6 +11,7 @@ from mpitrain.adapters.torch.functions.optimizer import BEGINNINGS, TorchOptimiz
 from mpitrain.arrays import Shape
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Beginning
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -74,6 +75,7 @@ def grouped(
             f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
             "these: requires_grad_(False)"
         )
+    groups[0].begun = _begun(made, named, groups[0].slots, whole=groups[0].whole)
     first = ParameterGroup(groups[0])  # torch refuses to make one without parameters
     return groups, (found.__getitem__ if named else lambda name: first)
 
@@ -90,12 +92,6 @@ def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.
         raise ConfigError(
             f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
             f"needed, as lambda p: torch.optim.AdamW(p, lr=3e-3){_SEVERAL}"
-        )
-    kept = [{k: v for k, v in own.items() if v is not None} for own in made.state.values()]
-    if any(own.get("step", True) for own in kept if own):  # some have a state before their first
-        raise ConfigError(
-            "optimizer: it has taken steps, and the trainer begins with the state of a new one; "
-            "make it in the function"
         )
     if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
         raise ConfigError(
@@ -133,3 +129,46 @@ def _of_group(
             f"optimizer: a {name} cannot take a step on a parameter of its own "
             f"({type(error).__name__}: {one_line(error)}); take torch.optim.AdamW, or {_ELSEWHERE}"
         ) from error
+
+
+def _begun(
+    made: torch.optim.Optimizer,
+    named: Mapping[str, torch.nn.Parameter],
+    slots: Collection[str],
+    *,
+    whole: bool,
+) -> dict[str, Beginning]:
+    """The state of each parameter that has had a step, by the parameters' names.
+
+    Args:
+        made: the program's optimiser.
+        named: its parameters.
+        slots: names of the arrays that an optimiser of its kind keeps.
+        whole: whether their shapes may be others than the parameters'.
+
+    Raises:
+        ConfigError: it keeps something else.
+    """
+    found = {}
+    for name, parameter in named.items():
+        state = {k: v for k, v in made.state.get(parameter, {}).items() if v is not None}
+        taken = int(state.pop("step", 1 if state else 0))
+        if not taken:
+            continue  # some have initial state before their first step
+        if state.keys() - set(slots) or not (whole or state.keys() == set(slots)):
+            raise ConfigError(
+                f"optimizer: it has taken steps and keeps {', '.join(state) or 'nothing'} of "
+                f"{name}, and a new one keeps {', '.join(slots) or 'nothing'}; load the state of "
+                "its own kind, or make a new one"
+            )
+        arrays = {}
+        for slot, value in state.items():
+            flat = torch.zeros(parameter.numel(), dtype=torch.float64)
+            kept = torch.as_tensor(value).detach().to(flat)
+            if kept.dim():
+                flat[: kept.numel()] = kept.flatten()
+            else:
+                flat.fill_(kept)
+            arrays[slot] = flat.numpy()
+        found[name] = Beginning(taken, arrays)
+    return found

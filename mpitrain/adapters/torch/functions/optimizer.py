@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.modules.dataflow import tensors
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.nn.layer import Verdict
-from mpitrain.optim.optimizers import Optimizer, State
+from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
 BEGINNINGS = ("initial_accumulator_value",)
@@ -37,6 +37,7 @@ class TorchOptimizer(Optimizer):
         options: options of a group of parameters.
         kind: class of torch's optimiser.
         like: the program's optimiser, which takes no step.
+        begun: the state that it was given with.
         name: name of the class.
         trained: the group's parameters, without values.
         verdict: fault of its steps.
@@ -59,6 +60,7 @@ class TorchOptimizer(Optimizer):
         """
         kind = type(like)
         self.like, self.kind, self.whole = like, kind, whole
+        self.begun: Mapping[str, Beginning] = {}
         self.verdict = Verdict()
         self.name = kind.__name__
         self.options = options
@@ -168,10 +170,17 @@ class TorchOptimizer(Optimizer):
             elif after.data_ptr() != given[name].data_ptr():
                 given[name].copy_(after)
 
+    def state_of(
+        self, arrays: Mapping[str, Array], parameter: torch.nn.Parameter, taken: int
+    ) -> dict[str, Any]:
+        """State of a parameter in torch's form after ``taken`` steps, from flat arrays by slot."""
+        own = {name: as_tensor(arrays[name]).to(parameter) for name in self.slots}
+        return self._state(own, parameter, taken)
+
     def _state(
         self, own: Mapping[str, torch.Tensor], parameter: torch.Tensor, taken: int
     ) -> dict[str, Any]:
-        """State of a parameter in torch's form after ``taken`` steps, in views of flat tensors."""
+        """As :meth:`state_of`, with views of flat tensors."""
         shape = tuple(parameter.shape)
         usual = dict.fromkeys(own.keys() - self._single.keys(), shape)
         shapes = self._arrays(shape) if self.whole else usual

@@ -135,7 +135,7 @@ class _Looks(TorchFunctionMode):
                 raise RuntimeError(
                     "on_record changes the trainer's module, and training goes on with values of "
                     "its own; call end(reason), change them after fit(), and begin another trainer "
-                    "with the module"
+                    "with the module and torch_optimizer()"
                 )
         return function(*args, **given)
 
