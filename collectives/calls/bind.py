@@ -113,7 +113,7 @@ class Binder:
             tags = resources.take_tags() if planned and len(slots.ranks) < size else None
             binding = replace(binding, tags=tags, keep=None)
             name = algorithm, *own(call.collective, algorithm)
-            given = call.combine, binding, resources.extent(schedule, name), wide
+            given = call.combine, binding, resources.extent(schedule, name), str(call), wide
             return extras.bind_slots(schedule, slots, operands, *given)
         binding = replace(binding, tags=resources.take_tags() if planned else None, keep=None)
         operands = staged(call, not planned, call.widens, memory)

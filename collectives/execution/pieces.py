@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.errors import MismatchError
 from collectives.execution.memory import Combine, Items
 from collectives.execution.transport import Request
 from collectives.execution.transport.flags import RunCount
@@ -103,6 +104,34 @@ class ReducePiece(_InSlot):
         at, slot = self.pieces.at, self.slots[1 - self.pair.turn]
         given = (slot, self.operand[at]) if self.is_left else (self.operand[at], slot)
         self.combine(*given, out=self.own[at])
+
+
+@dataclass(slots=True, eq=False)
+class Label:
+    """Says to which call the message belongs that this rank stores."""
+
+    pair: SlotPair
+    label: int
+
+    def __call__(self) -> None:
+        self.pair.labels[self.pair.turn][0] = self.label
+
+
+@dataclass(slots=True, eq=False)
+class ExpectLabel:
+    """Raises :class:`MismatchError` if the peer's message belongs to another call."""
+
+    pair: SlotPair
+    label: int
+    peer: int
+    call: str
+
+    def __call__(self) -> None:
+        if self.pair.labels[1 - self.pair.turn][0] != self.label:
+            raise MismatchError(
+                f"rank {self.peer} makes another call than this rank's {self.call}: counts, types "
+                "and operations must be the same on all ranks; COLLECTIVES_CHECK=1 names both lines"
+            )
 
 
 @dataclass(slots=True, eq=False)

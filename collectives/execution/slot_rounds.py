@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from collectives.errors import ScheduleError
 from collectives.execution.memory import HOST, Combine, Items
 from collectives.execution.messages import Layout, Operands, Prepared, Turns, prepared
 from collectives.execution.pieces import (
+    ExpectLabel,
+    Label,
     LoadPiece,
     OnPiece,
     PieceMessage,
@@ -52,17 +55,19 @@ def bind_slots(
     combine: Combine | None,
     binding: Binding,
     extent: Extent,
+    call: str,
     wide: "np.dtype[Any] | None" = None,
 ) -> Plan:
     """A plan for a ``schedule`` that :func:`fits_slots`, of equal blocks, on arrays of the host.
 
     Args:
         extent: :func:`extent_of` all ranks.
+        call: what must be the same on all ranks; messages carry its checksum.
         wide: the type in which items travel and are reduced; the buffers' own by default.
     """
     ready = prepared(schedule, slots.rank, operands, HOST)
     combine = combine and HOST.combine(combine)
-    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, extent)
+    bound = SlotBinder(schedule, slots, ready, combine, wide, binding, extent, call)
     place = InLine(slots.line)
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
@@ -99,7 +104,9 @@ class SlotBinder:
         wide: "np.dtype[Any] | None",
         binding: Binding,
         extent: Extent,
+        call: str,
     ) -> None:
+        self.call, self.label = call, crc32(call.encode())
         self.slots, self.node, self.rank, self.combine = slots, slots.node, slots.rank, combine
         self.counters, self.pairs = slots.counters, slots.pairs
         self.turns = Turns(binding.tags)
@@ -188,10 +195,12 @@ class SlotBinder:
             if isinstance(step, Send):
                 if peer not in sent:
                     entering.add([self.slots.flag(peer, 0, pair)])
+                    moving.starts.append(Label(pair, self.label))
                 moving.starts += [StorePiece(pieces, pair, *part) for part in parts]
             else:
                 if peer not in got:
                     moving.add([self.slots.flag(peer, entered(number))])
+                    reducing.add([], ExpectLabel(pair, self.label, peer, self.call))
                 reducing.add([], *self.reads(step, pieces, parts, pair))
             total[peer] = start + -(-nbytes // _LINE) * _LINE
         if self.traffic is not None and messages:

@@ -87,7 +87,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
             combine = np.maximum if schedule.contract.idempotent else np.add
             if operands.send is not None or operands.recv is not None:
                 extent = extent_of(schedule, range(size))
-                plan = bind_slots(schedule, slots, operands, combine, Binding(), extent, wide)
+                plan = bind_slots(schedule, slots, operands, combine, Binding(), extent, "", wide)
                 for bound in plan.rounds:
                     for call in (*bound.starts, *bound.finish):
                         flag = getattr(call, "__self__", None)
@@ -158,7 +158,7 @@ def test_a_plan_that_copies_its_input_begins_in_line_and_counts_the_copy():
     """Ranks start plans in one order; which of them goes on first is each rank's own."""
     slots, items = Slots(SlotNode(0, 2, {})), np.zeros(2 * COUNT)
     given = build("alltoall", "pairwise", 2), slots, Operands(None, items, aside=True)
-    plan = bind_slots(*given, None, Binding(), extent_of(given[0], range(2)))
+    plan = bind_slots(*given, None, Binding(), extent_of(given[0], range(2)), "")
     plan.Start()
     assert [place.plan() for place in slots.line] == [plan]
     assert plan.own_nbytes >= items.nbytes

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a slot: a message is reduced while it is in a level-2 cache.
 SLOT_BYTES = 1 << 18
+#: Bytes of the line that says to which call the message in a slot belongs.
+_LABEL_BYTES = 64
 
 
 class SlotPair(RunCount):
@@ -31,14 +33,18 @@ class SlotPair(RunCount):
 
     Attributes:
         slots: their memory.
+        labels: a word of each slot for the call whose message is in it.
         turn: the slot that this rank stores to in the next exchange; the peer has the other one.
     """
 
-    __slots__ = ("_free_at", "slots", "turn")
+    __slots__ = ("_free_at", "labels", "slots", "turn")
 
-    def __init__(self, slots: tuple[Bytes, Bytes], turn: int) -> None:
+    def __init__(
+        self, slots: tuple[Bytes, Bytes], turn: int, labels: "Sequence[memoryview[int]]" = ()
+    ) -> None:
         super().__init__()
         self.slots = slots
+        self.labels = labels
         self.turn = turn
         self._free_at = [0, 0]
 
@@ -112,14 +118,18 @@ class Slots:
         rank, size = self.node.rank, self.node.size
         self.ranks = self.ranks or range(size)
         self.rank = self.ranks[rank]
-        # Each rank's memory has the slots of its pairs with higher ranks.
-        segments = self.node.allocate(2 * SLOT_BYTES * (size - 1 - rank))
+        # Each rank's memory has the slots of its pairs with higher ranks; all labels come last, so
+        # that slots begin with pages.
+        segments = self.node.allocate(2 * (SLOT_BYTES + _LABEL_BYTES) * (size - 1 - rank))
         self.pairs: dict[int, SlotPair] = {}
         for peer in (peer for peer in range(size) if peer != rank):
             low, high = sorted((rank, peer))
             start = 2 * SLOT_BYTES * (high - low - 1)
             one, other = segments[low][start : start + 2 * SLOT_BYTES].reshape(2, -1)
-            self.pairs[self.ranks[peer]] = SlotPair((one, other), int(rank > peer))
+            start = 2 * SLOT_BYTES * (size - 1 - low) + 2 * _LABEL_BYTES * (high - low - 1)
+            lines = segments[low][start : start + 2 * _LABEL_BYTES].reshape(2, -1)
+            labels = [memoryview(line.data).cast("q") for line in lines]
+            self.pairs[self.ranks[peer]] = SlotPair((one, other), int(rank > peer), labels)
 
     def flag(self, peer: int, value: int, runs: RunCount | None = None) -> Flag:
         """The condition that ``peer`` has counted up to ``value``."""

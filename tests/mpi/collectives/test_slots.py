@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveError, Communicator
+from collectives import CollectiveError, Communicator, MismatchError
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
@@ -153,6 +153,24 @@ def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tm
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         assert (items == comm.size + total(comm)).all()
     assert not any(file.read_bytes())
+
+
+def through(comm, collective, count, dtype=np.float64):
+    """A call with blocks of ``count`` items."""
+    sent = np.ones(count * comm.size, dtype)
+    received = np.empty(count * (comm.size if collective == "Allreduce" else 1), dtype)
+    getattr(comm, collective)(sent, received, algorithm="direct")
+
+
+@pytest.mark.parametrize("collective", ["Allreduce", "Reduce_scatter_block"])
+def test_ranks_whose_calls_differ_never_read_one_another_s_numbers(collective):
+    world = MPI.COMM_WORLD
+    last = world.rank == world.size - 1
+    for other in ((100_001, np.float64), (100_000, np.int64), (50_000, np.float64)):
+        with Communicator(world) as comm:
+            through(comm, collective, 100_000)
+            with pytest.raises(MismatchError, match=r"another call than this rank.s .* x "):
+                through(comm, collective, *(other if last else (100_000,)))
 
 
 @pytest.fixture
