@@ -1,6 +1,6 @@
 """Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -276,11 +276,7 @@ def _with_names(job: Config, objects: Mapping[str, Any], given: Given) -> Config
     own = msgspec.structs.replace(
         job.own,
         **names,
-        cuts=_as_names(given.cuts),
+        cuts=given.cuts if isinstance(given.cuts, str) else tuple(given.cuts),
         splits=dict(given.splits),
     )
     return msgspec.structs.replace(job, own=own)
-
-
-def _as_names(given: str | Sequence[str]) -> str | tuple[str, ...]:
-    return given if isinstance(given, str) else tuple(given)

@@ -1,8 +1,8 @@
-"""Checks of where ranks run: nodes, GPUs, cores."""
+"""Checks of where ranks run: nodes, cores."""
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +13,6 @@ from mpitrain.doctor.finding import Finding, in_parts, leader, ok, runs_of, warn
 
 #: Most nodes that the finding lists; all are judged.
 _SHOWN = 8
-#: Variables that choose a process's GPUs: CUDA's, which HIP reads too; ROCm's, HIP's, Level Zero's.
-_MASKS = (
-    "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -24,14 +20,10 @@ class Place(NamedTuple):
 
     Attributes:
         node: the lowest rank on it; host names of containers may be equal on different nodes.
-        gpus: number of GPUs that this rank can open.
-        chosen: whether a variable names them, as where a launcher gives each rank its own.
     """
 
     node: int
     host: str
-    gpus: int
-    chosen: bool = False
 
 
 class Cores(NamedTuple):
@@ -44,32 +36,12 @@ class Cores(NamedTuple):
 
 
 def ranks(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """Nodes with their ranks and GPUs; local ranks count in this order."""
+    """Nodes with their ranks; local ranks count in this order."""
 
     def place(node: int) -> Place:
-        chosen = any(name in os.environ for name in _MASKS)
-        return Place(node, socket.gethostname(), visible_gpus(os.environ), chosen)
+        return Place(node, socket.gethostname())
 
     return in_parts(comm, "ranks", [lambda _: leader(comm), place], judge_ranks)
-
-
-def visible_gpus(environment: Mapping[str, str], devices: str = "/dev") -> int:
-    """GPUs that this process may open, without loading a library of theirs.
-
-    NVIDIA's and AMD's are counted by their files; Intel's only where ``ZE_AFFINITY_MASK`` names
-    them, as the graphics of a notebook have files of the same names.
-    """
-    nvidia = len(list(Path(devices).glob("nvidia[0-9]*")))
-    drawn = len(list(Path(devices).glob("dri/renderD*")))
-    if not nvidia and drawn and not Path(devices, "kfd").exists():
-        return _named(environment.get(_MASKS[3], ""))  # parts of a GPU count, too, as 0.1
-    masks = _MASKS[: 1 if nvidia else 3]
-    named = [_named(environment[mask]) for mask in masks if mask in environment]
-    return min([nvidia or drawn, *named])
-
-
-def _named(mask: str) -> int:
-    return len([name for name in mask.split(",") if name.strip() not in ("", "-1")])
 
 
 def judge_ranks(found: list[Place]) -> Finding:
@@ -79,12 +51,7 @@ def judge_ranks(found: list[Place]) -> Finding:
     shown = []
     for node, own in list(nodes.items())[:_SHOWN]:
         word = "rank" if len(own) == 1 else "ranks"
-        gpus = found[node].gpus
-        text = f"{found[node].host}: {word} {runs_of(own)}"
-        text += f", {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
-        # A launcher may give each rank one GPU, which is then device 0 of that rank.
-        alone = all(found[rank].chosen and found[rank].gpus == 1 for rank in own)
-        shown.append(f"{text} each" if alone and own[1:] else text)
+        shown.append(f"{found[node].host}: {word} {runs_of(own)}")
     if len(nodes) > _SHOWN:
         shown.append(f"and {len(nodes) - _SHOWN} more nodes")
     text = "; ".join(shown)
@@ -94,8 +61,6 @@ def judge_ranks(found: list[Place]) -> Finding:
             "start as many ranks on every node (--ntasks-per-node), as hierarchical algorithms "
             "want",
         )
-    if len({place.gpus > 0 for place in found}) > 1:
-        return warn(text, "ask for nodes of one kind: not all have a GPU")
     return ok(text)
 
 

@@ -10,7 +10,7 @@ from mpitrain.doctor import Status
 from mpitrain.doctor.finding import runs_of
 from mpitrain.doctor.memory import Shared, judge_node_memory
 from mpitrain.doctor.network import Links, judge_gpus, judge_messages, judge_network, links
-from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
+from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
 from mpitrain.doctor.storage import judge_checkpoints
 
@@ -31,12 +31,9 @@ def cores_of(affinity, threads=1):
         (judge_library, [("A 5", ["/a/x.so", "/b/y.so"])], WARN, "/a/x.so and /b/y.so"),
         (judge_library, [("Open MPI 5", []), ("MPICH 4", [])], FAIL, ""),
         (judge_threads, [MPI.THREAD_MULTIPLE, MPI.THREAD_SINGLE], WARN, ""),
-        (judge_ranks, [Place(0, "a", 2)] * 2 + [Place(2, "b", 2)] * 2, OK,
-         "a: ranks 0-1, 2 GPUs; b: ranks 2-3, 2 GPUs"),
-        (judge_ranks, [Place(0, "a", 1), Place(1, "b", 0)], WARN, ""),
-        (judge_ranks, [Place(n, f"n{n}", 0) for n in range(20)], OK, "; and 12 more nodes"),
-        # As --gpus-per-task=1 --gpu-bind=closest does: all see device 0, another one each.
-        (judge_ranks, [Place(0, "a", 1, True)] * 4, OK, "a: ranks 0-3, 1 GPU each"),
+        (judge_ranks, [Place(0, "a")] * 2 + [Place(2, "b")] * 2, OK, "a: ranks 0-1; b: ranks 2-3"),
+        (judge_ranks, [Place(0, "a")] + [Place(1, "b")] * 2, WARN, "a: rank 0; b: ranks 1-2"),
+        (judge_ranks, [Place(n, f"n{n}") for n in range(20)], OK, "; and 12 more nodes"),
         (judge_network, [HDR._replace(xpmem=True)], OK, "broadcasts: try MPICH_SMP_SINGLE_COPY"),
         (judge_cores, [cores_of({0}), cores_of({1})], OK, ""),
         (judge_cores, [cores_of({0}), cores_of({0}), cores_of({0, 1, 2, 3})], WARN,
@@ -81,14 +78,6 @@ def test_numbers_in_short_and_the_libraries_of_a_process():
         "7f4 rw-p 000 00:00 0",
     ]
     assert mpi_libraries(maps) == ["/opt/a/lib/libmpi.so.40", "/opt/b c/lib/libmpich.so.12.1"]
-
-
-def test_gpus_that_a_process_may_open(tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (tmp_path / name).touch()
-    assert visible_gpus({}, str(tmp_path)) == 2
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, str(tmp_path)) == 1
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, str(tmp_path)) == 0
 
 
 def test_a_node_with_infiniband(tmp_path):
