@@ -129,11 +129,13 @@ class _Sum(Phased):
         lengths, peers = shards(self._length, size), [*range(self._channel.size)]
         del peers[rank]
         places = slices(lengths)
-        first = np.array([place.start for place in places], self._index_type)
+        # Parts behind all indices of their type have none, whatever the start wraps round to.
+        first = np.array([place.start for place in places], np.uint64)
         ends = [*np.searchsorted(indices, first).tolist(), len(indices)]
+        starts = first.astype(self._index_type)
         parts = [
             self._form(Stream(indices[low:high] - start, values[low:high]), length)
-            for low, high, start, length in zip(ends, ends[1:], first, lengths)
+            for low, high, start, length in zip(ends, ends[1:], starts, lengths)
         ]
         sending = [self._send(peer, parts[peer], lengths[peer]) for peer in peers]
         for peer in peers:
@@ -146,7 +148,7 @@ class _Sum(Phased):
         for peer in peers:
             parts[peer] = yield from self._receive(peer, lengths[peer])
         yield from sending
-        at = [part.indices + start for part, start in zip(parts, first) if part.indices is not None]
+        at = [part.indices + start for part, start in zip(parts, starts) if part.indices is not None]
         if len(at) == size and sum(map(len, at)) <= self._limit:
             self.total = Stream(np.concatenate(at), np.concatenate([part.values for part in parts]))
             return
@@ -274,7 +276,7 @@ class SparseAllreduce(_Sum):
                 f"not {indices.shape} of {indices.dtype} and {values.shape} of {values.dtype}"
             )
         expect_rising(indices, self._length)
-        self._mine = Stream(indices, values)
+        self._mine = Stream(indices, np.ascontiguousarray(values))
 
     @property
     def given(self) -> int:
