@@ -148,7 +148,7 @@ class _Sum(Phased):
         for peer in peers:
             parts[peer] = yield from self._receive(peer, lengths[peer])
         yield from sending
-        at = [part.indices + start for part, start in zip(parts, starts) if part.indices is not None]
+        at = [own.indices + low for own, low in zip(parts, starts) if own.indices is not None]
         if len(at) == size and sum(map(len, at)) <= self._limit:
             self.total = Stream(np.concatenate(at), np.concatenate([part.values for part in parts]))
             return

@@ -105,8 +105,8 @@ def _direction(goal: str) -> tuple[str, bool]:
     higher = is_better_higher(name.removeprefix("test_")) if name == goal else word == "higher"
     if higher is None:
         raise ConfigError(
-            f"--until: nothing says whether a higher {name!r} is better; write 'higher {name}=VALUE' "
-            f"or 'lower {name}=VALUE'"
+            f"--until: nothing says whether a higher {name!r} is better; write 'higher {name}=...' "
+            f"or 'lower {name}=...'"
         )
     return name, higher
 

@@ -58,7 +58,7 @@ def test_a_goal_is_reached_by_ten_steps_or_by_a_test():
 def test_a_metric_of_ones_own_needs_its_direction():
     """Otherwise a poor first value would be below the goal, and so reach it."""
     found = log(2, [(0.5, 1.0)] * 10, Epoch(0, 0.4, {"score": 0.1}))
-    with pytest.raises(ConfigError, match="whether a higher 'score' is better; write 'higher score"):
+    with pytest.raises(ConfigError, match="whether a higher 'score' is better; write "):
         reached(found, "score", 0.9)
     assert math.isnan(reached(found, "higher score", 0.9)[0])
     assert reached(found, "lower score", 0.9)[0] == 10
