@@ -138,10 +138,8 @@ def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> fl
     """Seconds of rank 0's ``rounds``, where all ranks and all rounds with messages are alike."""
     talks = [sent for steps in rounds if (sent := [s for s in steps if isinstance(s, Send)])]
     worked = [s.chunk[1:] for steps in rounds for s in steps if not isinstance(s, Send | Recv)]
-    seconds = 0.0
-    if worked:
-        first, last = cut.offsets(np.array(worked).T)
-        seconds += machine.gamma * float((last - first).sum())
+    lengths = np.diff(cut.offsets(np.array(worked, int).reshape(-1, 2)))
+    seconds = machine.gamma * float(lengths.sum())
     if talks:
         peers, lengths = np.array([(step.peer, step.chunk.length) for step in talks[0]]).T
         source = np.repeat(np.arange(size), len(peers))

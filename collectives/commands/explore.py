@@ -39,8 +39,7 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     collective, algorithm = drawn(options)
-    asked = [algorithm, *([options.beside] if options.beside else [])]
-    names = [resolve(algorithm) for algorithm in asked]
+    names = [resolve(name) for name in (algorithm, options.beside) if name]
     page = explorer(collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{collective}_{plain}.html")

@@ -204,8 +204,7 @@ def measured(log: Log, servers: int = 0, first: Size | None = None) -> Size:
     ``first``: the run of the fewest workers; None: it is this one.
     """
     if not (steps := log.of(Step)[1:]):
-        why = "the first one does not count, and others were skipped or are none"
-        raise ConfigError(f"{log.path} has no steps to measure: {why}; give --steps 2 or more")
+        raise ConfigError("the run has no step after the first to measure; give --steps 2 or more")
     seconds, ranks = sum(one.seconds for one in steps), log.start().ranks
     samples, most = sum(one.samples for one in steps), max(one.samples for one in steps)
     own = Size(ranks, ranks - servers, most, seconds / len(steps), samples / seconds)
