@@ -129,10 +129,9 @@ class _Sum(Phased):
         lengths, peers = shards(self._length, size), [*range(self._channel.size)]
         del peers[rank]
         places = slices(lengths)
-        # Parts behind all indices of their type have none, whatever the start wraps round to.
         first = np.array([place.start for place in places], np.uint64)
         ends = [*np.searchsorted(indices, first).tolist(), len(indices)]
-        starts = first.astype(self._index_type)
+        starts = first.astype(self._index_type)  # wraps behind all indices, in parts without any
         parts = [
             self._form(Stream(indices[low:high] - start, values[low:high]), length)
             for low, high, start, length in zip(ends, ends[1:], starts, lengths)

@@ -78,7 +78,7 @@ def add(commands: "Commands") -> None:
     add("--steps", type=positive, help="steps of each run (the job's)")
     goal = (
         "a goal, whose steps, epochs and seconds are printed: loss=0.3 (of training, mean of 10 "
-        "steps), test_loss=0.3, accuracy=0.95 or another metric of tests"
+        "steps), test_loss=0.3, accuracy=0.95, or 'higher score=0.9' for a metric of your own"
     )
     add("--until", type=_goal, metavar="NAME=VALUE", help=goal)
     add("--plot", type=file, metavar="FILE", help="picture to draw, PNG or SVG")
@@ -178,23 +178,22 @@ def _size(
 
 
 def trained(
-    job: str, ranks: int, sets: Sequence[str], folder: Path, virtual: Sequence[str] | None = None
-) -> Log:
+    job: str, ranks: int, sets: Sequence[str], folder: Path,
+    virtual: Sequence[str] | None = None, limit: float = inf,
+) -> Log:  # fmt: skip
     """The records of a job with other values ``sets``, which it writes to ``folder``.
 
     ``virtual``: further words of ``train --virtual``; None: real ranks.  ConfigError, with the
-    job's own words: it cannot be trained.
+    job's own words: it cannot be trained, or takes longer than ``limit`` seconds.
     """
     from mpitrain.search.on_ranks import on_ranks, output
 
-    words = ["mpitrain", "train", job]
-    for text in (*sets, f"run.dir={folder}"):
-        words += ["--set", text]
+    words = ["mpitrain", "train", job, *(f"--set={own}" for own in (*sets, f"run.dir={folder}"))]
     if virtual is None:
-        on_ranks(ranks, *words, seconds=inf)
+        on_ranks(ranks, *words, seconds=limit)
     else:
         words = [sys.executable, "-m", *words, "--virtual", str(ranks), *virtual]
-        output(words, f"--virtual {ranks}", inf)
+        output(words, f"--virtual {ranks}", limit)
     return read_records(folder / "metrics.jsonl")
 
 
