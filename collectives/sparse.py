@@ -131,7 +131,7 @@ class SparseAllreduce(PairSum):
                 f"not {indices.shape} of {indices.dtype} and {values.shape} of {values.dtype}"
             )
         expect_rising(indices, self._length)
-        self._mine = Stream(indices, values)
+        self._mine = Stream(indices, np.ascontiguousarray(values))
 
     @property
     def given(self) -> int:

@@ -60,11 +60,12 @@ class PairSum(Phased):
         lengths, peers = shards(self._length, size), [*range(self._channel.size)]
         del peers[rank]
         places = slices(lengths)
-        first = np.array([place.start for place in places], self._index_type)
+        first = np.array([place.start for place in places], np.uint64)
         ends = [*np.searchsorted(indices, first).tolist(), len(indices)]
+        starts = first.astype(self._index_type)  # wraps behind all indices, in parts without any
         parts = [
             self._form(Stream(indices[low:high] - start, values[low:high]), length)
-            for low, high, start, length in zip(ends, ends[1:], first, lengths)
+            for low, high, start, length in zip(ends, ends[1:], starts, lengths)
         ]
         sending = [self._send(peer, parts[peer], lengths[peer]) for peer in peers]
         for peer in peers:
@@ -77,7 +78,7 @@ class PairSum(Phased):
         for peer in peers:
             parts[peer] = yield from self._receive(peer, lengths[peer])
         yield from sending
-        at = [part.indices + start for part, start in zip(parts, first) if part.indices is not None]
+        at = [own.indices + low for own, low in zip(parts, starts) if own.indices is not None]
         if len(at) == size and sum(map(len, at)) <= self._limit:
             self.total = Stream(np.concatenate(at), np.concatenate([part.values for part in parts]))
             return

@@ -96,10 +96,10 @@ def read(path: Path) -> Lanes:
 
 def checked(links: npt.ArrayLike) -> Lanes:
     """A caller's matrix of links, with a diagonal of 0; ValueError: it cannot be."""
-    given = np.array(links)
+    given = np.array(links, float)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
         raise ValueError(f"links are a square matrix, not of shape {given.shape}")
-    lanes = given.astype(np.int64)
+    lanes = np.nan_to_num(given, nan=-1.0).clip(-1, 1 << 53).astype(np.int64)  # sums fit, too
     np.fill_diagonal(lanes, 0)
     np.fill_diagonal(given, 0)
     if (lanes != given).any() or (lanes < 0).any():

@@ -53,8 +53,8 @@ def _expect_uniform(schedule: Schedule) -> None:
                 for s in steps
                 if not isinstance(s, Copy)
             ]
-            first = first or ways
-            if ways and ways != first:
+            first = first or sorted(ways)
+            if ways and sorted(ways) != first:
                 raise ScheduleError(
                     f"{schedule} says uniform=True, and rank {rank} round {number} is unlike the "
                     "first one"

@@ -6,7 +6,7 @@ before (rendezvous), and a round ends with the last of its messages and its redu
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,8 +20,6 @@ from collectives.schedule import Copy, Recv, Round, Schedule, Send
 
 #: Steps of all ranks together that are simulated one by one; more would take minutes.
 MOST_STEPS = 12_000_000
-#: Rounds that stand for all rounds of a schedule whose rounds are alike.
-SAMPLE = 4
 
 Seconds = npt.NDArray[np.float64]
 
@@ -48,25 +46,25 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     take seconds.
 
     Args:
-        uniform: every round moves the same number of bytes to the same distance (a ring); then a
-            few rounds stand for all where there are too many.
+        uniform: on all ranks, all rounds with messages move as many bytes over the same distances
+            (a ring); then one such round stands for all, and the work of rank 0 for every rank's.
 
     Raises:
         ScheduleError: if the ends of a message lie in rounds of different numbers.
-        TooLarge: if there are too many rounds and they are not uniform.
+        TooLarge: if there are too many steps; of uniform rounds, in one.
     """
     size = schedule.size
     cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
+    rounds = list(schedule.rounds(0))
+    visited = size * (max if uniform else sum)([0, *map(len, rounds)])
+    if visited > MOST_STEPS:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {visited}")
+    if uniform:
+        return _alike(rounds, size, cut, machine)
     clock = np.zeros(size)
-    lengths = [len(steps) for steps in schedule.rounds(0)]
-    sampled = size * sum(lengths) > MOST_STEPS
-    if sampled and not uniform:
-        raise TooLarge(f"{schedule} has too many steps to simulate: {size * sum(lengths)}")
     together = zip_longest(*(schedule.rounds(rank) for rank in range(size)), fillvalue=())
     with _no_garbage_collection():
-        for number, steps in enumerate(together):
-            if sampled and number == SAMPLE:
-                return float(clock.max()) * len(lengths) / SAMPLE
+        for steps in together:
             if not _advance(clock, steps, cut, machine):
                 raise ScheduleError(
                     f"{schedule}: it cannot be simulated, as some messages leave in a round of "
@@ -134,6 +132,21 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
     sent = [source * len(clock) + target for source, target, _, _ in messages]
     received = [source * len(clock) + target for source, target in arriving]
     return np.array_equal(np.sort(sent), np.sort(received))
+
+
+def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> float:
+    """Seconds of rank 0's ``rounds``, where all ranks and all rounds with messages are alike."""
+    talks = [sent for steps in rounds if (sent := [s for s in steps if isinstance(s, Send)])]
+    worked = [s.chunk[1:] for steps in rounds for s in steps if not isinstance(s, Send | Recv)]
+    lengths = np.diff(cut.offsets(np.array(worked, int).reshape(-1, 2)))
+    seconds = machine.gamma * float(lengths.sum())
+    if talks:
+        peers, lengths = np.array([(step.peer, step.chunk.length) for step in talks[0]]).T
+        source = np.repeat(np.arange(size), len(peers))
+        target = (source + np.tile(peers, size)) % size
+        nbytes = np.tile(cut.offsets(lengths), size).astype(float)
+        seconds += len(talks) * float(_ends(np.zeros(size), source, target, nbytes, machine).max())
+    return seconds
 
 
 def _ends(

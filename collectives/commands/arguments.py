@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from collectives import extras
 from collectives.algorithms import ALGORITHMS
 from collectives.contracts import CONTRACTS, MOST_RANKS
+from collectives.errors import UnknownAlgorithm
 
 if TYPE_CHECKING:
     from collectives.analysis.topology import Topology
@@ -149,12 +150,21 @@ def add_collective(
 
 
 def add_drawn(parser: argparse.ArgumentParser, others: str = "") -> None:
-    """Adds a collective and one of its algorithms; ``former`` is a collective given as before."""
-    add_collective(parser, "allreduce")
-    text = f"name, NAME:key=value with options, or mine.py:name{others}"
-    parser.add_argument("algorithm", help=text)
-    former = ("-c", "--collective")
-    parser.add_argument(*former, dest="former", type=collective, help=argparse.SUPPRESS)
+    """Adds a collective and one of its algorithms, which :func:`drawn` reads."""
+    add, text = parser.add_argument, f"name, NAME:key=value with options, or mine.py:name{others}"
+    add("collective", nargs="?", help=f"{', '.join(CONTRACTS)} (allreduce)")
+    add("algorithm", nargs="?", help=text)
+    add("--algorithm", dest="named", metavar="NAME", help="the algorithm, as for other commands")
+    add("-c", "--collective", dest="former", type=collective, help=argparse.SUPPRESS)
+
+
+def drawn(options: argparse.Namespace) -> tuple[str, str]:
+    """The collective and the algorithm of :func:`add_drawn`; UnknownAlgorithm: not one of each."""
+    words = [word for word in (options.collective, options.algorithm, options.named) if word]
+    if not 1 <= len(words) <= 2:
+        raise UnknownAlgorithm("name one algorithm, as in allreduce ring")
+    which = words[0] if len(words) == 2 else "allreduce"
+    return options.former or _MPI_NAMES.get(which, which), words[-1]
 
 
 def add_ranks(parser: argparse.ArgumentParser, usual: int | str | None = None) -> None:

@@ -8,7 +8,7 @@ from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import resolve
-from collectives.commands.arguments import add_drawn, add_ranks
+from collectives.commands.arguments import add_drawn, add_ranks, drawn
 from collectives.commands.program import Commands
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -38,9 +38,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the page."""
-    asked = [options.algorithm, *([options.beside] if options.beside else [])]
-    names = [resolve(algorithm) for algorithm in asked]
-    collective = options.former or options.collective
+    collective, algorithm = drawn(options)
+    names = [resolve(name) for name in (algorithm, options.beside) if name]
     page = explorer(collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{collective}_{plain}.html")

@@ -97,7 +97,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 def _simulated(options: argparse.Namespace, name: str, size: int, machine: Machine) -> float | None:
     """Seconds of an algorithm on ``size`` ranks, if it is one for so many."""
-    uniform = find(options.collective, parse(name)[0]).uniform
+    uniform = find(options.collective, parse(name)[0]).uniform and ":" not in name
     try:
         schedule = build(options.collective, name, size)
         return simulate(schedule, options.bytes, machine, uniform)

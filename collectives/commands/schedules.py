@@ -12,7 +12,7 @@ from collectives.analysis.figure import figure
 from collectives.analysis.grid import grid
 from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import add_collective, add_drawn, add_ranks
+from collectives.commands.arguments import add_collective, add_drawn, add_ranks, drawn
 from collectives.commands.program import Commands
 from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
@@ -145,12 +145,12 @@ def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, st
 
 
 def _draw(options: argparse.Namespace) -> int:
-    if options.algorithm == "all":
+    collective, algorithm = drawn(options)
+    if algorithm == "all":
         return _draw_all(options)
-    options.algorithm = resolve(options.algorithm)
-    collective = options.former or options.collective
-    schedule = build(collective, options.algorithm, options.ranks)
-    plain = re.sub(r"\W+", "_", options.algorithm)
+    algorithm = resolve(algorithm)
+    schedule = build(collective, algorithm, options.ranks)
+    plain = re.sub(r"\W+", "_", algorithm)
     path = options.output or Path(f"{collective}_{plain}_{options.ranks}.png")
     if not options.text:
         figure(schedule, path)

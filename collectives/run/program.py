@@ -2,7 +2,9 @@
 
 import argparse
 import importlib.util
+import io
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -10,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -39,13 +41,20 @@ def parse(parser: Any, given: Sequence[str], valued: Sequence[str] = ()) -> argp
 
 
 def run_program(options: argparse.Namespace) -> None:
-    """Runs the program as Python does, as ``__main__``."""
+    """Runs the program as Python does, as ``__main__``, which it stays for threads and handlers of
+    the end that pickle what it defines."""
     sys.argv = [options.script, *options.arguments]
     if not sys.flags.safe_path:
         file = os.path.realpath(options.script)
         sys.path[0] = os.getcwd() if options.module else os.path.dirname(file)
+    main = sys.modules["__main__"] = ModuleType("__main__")
     if options.module:
-        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(options.script)  # type: ignore[attr-defined]
+    elif pkgutil.get_importer(options.script) is None:  # neither a folder nor an archive
+        main.__file__ = os.path.abspath(options.script)
+        with io.open_code(main.__file__) as file:
+            code = compile(file.read(), main.__file__, "exec")
+        exec(code, vars(main))
     else:
         runpy.run_path(options.script, run_name="__main__")
 

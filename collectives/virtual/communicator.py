@@ -61,7 +61,11 @@ class Group(Handled):
 class Comm(VirtualMessages):
     """A communicator; its handle is a :class:`Context`."""
 
-    is_topo, is_intra, is_inter, topology = False, True, False, library.UNDEFINED
+    kind = library.UNDEFINED
+    topology = property(lambda self: self.handle and self.kind)
+    is_topo = property(lambda self: self.topology != library.UNDEFINED)
+    is_intra = property(lambda self: bool(self.handle))
+    is_inter = property(lambda self: not self.handle)
     Create_keyval, Free_keyval = library.Comm.Create_keyval, library.Comm.Free_keyval
 
     @property
@@ -87,12 +91,15 @@ class Comm(VirtualMessages):
 
     @property
     def local(self) -> Any:
-        """MPI's own communicator of this rank alone."""
+        """MPI's own communicator of this rank alone, and its null one of a null one."""
+        if not self:
+            return library.COMM_NULL
         found = self.handle.locals
         return found.get(self.rank) or found.setdefault(self.rank, library.COMM_SELF.Dup())
 
     def Get_attr(self, keyval: int) -> Any:
-        return (library.COMM_WORLD if keyval == library.TAG_UB else self.local).Get_attr(keyval)
+        is_world = self and keyval == library.TAG_UB
+        return (library.COMM_WORLD if is_world else self.local).Get_attr(keyval)
 
     def __getattr__(self, name: str) -> Any:
         is_local = name.endswith(("_name", "_info", "_attr", "_errhandler"))

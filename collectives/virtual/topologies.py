@@ -29,7 +29,7 @@ class Topocomm(Intracomm):
         layout: its grid or graph, in the words of its class.
     """
 
-    is_topo, twist = True, 0
+    twist = 0
     inoutedges: Any
     layout = property(lambda self: self.handle.topology[self.rank])
     degrees = property(lambda self: tuple(map(len, self.inoutedges)))
@@ -81,7 +81,7 @@ class Cartcomm(Topocomm):
     """A grid, in which ranks count along the last dimension first; its layout is the lengths of
     the dimensions, and whether each is a ring."""
 
-    theirs, topology, twist = library.Cartcomm, library.CART, 1
+    theirs, kind, twist = library.Cartcomm, library.CART, 1
     dims, periods, coords = _parts(lambda self: self.topo, 3)
     topo = property(lambda self: self.Get_topo())
     dim = ndim = property(lambda self: len(self.layout[0]))
@@ -129,7 +129,7 @@ class Cartcomm(Topocomm):
 class Graphcomm(Topocomm):
     """A graph that all ranks know; its layout is that of ``Create_graph``."""
 
-    theirs, topology = library.Graphcomm, library.GRAPH
+    theirs, kind = library.Graphcomm, library.GRAPH
     topo = property(lambda self: tuple(map(list, self.layout)))
     dims = property(lambda self: tuple(map(len, self.layout)))
     index, edges = _parts(lambda self: self.topo, 2)
@@ -150,7 +150,7 @@ class Distgraphcomm(Topocomm):
     """A graph of which a rank knows its own edges; its layout is their sources, their targets and
     their weights."""
 
-    theirs, topology = library.Distgraphcomm, library.DIST_GRAPH
+    theirs, kind = library.Distgraphcomm, library.DIST_GRAPH
     inoutedges = property(lambda self: self.Get_dist_neighbors()[:2])
 
     def Get_dist_neighbors(self) -> Any:

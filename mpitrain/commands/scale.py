@@ -5,7 +5,8 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from math import inf, isnan, nan
+from contextlib import suppress
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ from collectives.files import replace as replace_file
 from mpitrain.commands.arguments import add_costs, add_job
 from mpitrain.commands.search import file
 from mpitrain.config import Config, ConfigError, Own, Server, load
+from mpitrain.config.metric_names import is_better_higher
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Epoch, Step
-from mpitrain.metrics.words import digits, is_share
+from mpitrain.metrics.words import digits
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
@@ -76,7 +78,7 @@ def add(commands: "Commands") -> None:
     add("--steps", type=positive, help="steps of each run (the job's)")
     goal = (
         "a goal, whose steps, epochs and seconds are printed: loss=0.3 (of training, mean of 10 "
-        "steps), test_loss=0.3, accuracy=0.95 or another metric of tests"
+        "steps), test_loss=0.3, accuracy=0.95, or 'higher score=0.9' for a metric of your own"
     )
     add("--until", type=_goal, metavar="NAME=VALUE", help=goal)
     add("--plot", type=file, metavar="FILE", help="picture to draw, PNG or SVG")
@@ -90,10 +92,23 @@ def add(commands: "Commands") -> None:
 def _goal(text: str) -> tuple[str, float]:
     """A goal from ``name=value``."""
     name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a goal, as loss=0.3, got {text!r}") from None
+    with suppress(ValueError):
+        if isfinite(goal := float(value)):
+            return name, goal
+    raise argparse.ArgumentTypeError(f"expected a goal, as loss=0.3, got {text!r}")
+
+
+def _direction(goal: str) -> tuple[str, bool]:
+    """The name of a goal, and whether a higher value is better; ConfigError: nothing says so."""
+    word, _, rest = goal.partition(" ")
+    name = rest if word in ("higher", "lower") else goal
+    higher = is_better_higher(name.removeprefix("test_")) if name == goal else word == "higher"
+    if higher is None:
+        raise ConfigError(
+            f"--until: nothing says whether a higher {name!r} is better; write 'higher {name}=...' "
+            f"or 'lower {name}=...'"
+        )
+    return name, higher
 
 
 def run(options: argparse.Namespace) -> None:
@@ -103,6 +118,8 @@ def run(options: argparse.Namespace) -> None:
 
     if options.plot:
         _draw((), options.plot)  # refused now rather than when all is trained
+    if options.until:
+        _direction(options.until[0])
     config, work = load(options.config, options.set), 0.0
     job: Job | None = None
     if config.own == Own() and not config.federated.clients:
@@ -118,13 +135,13 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix=".scale-", dir=".") as folder:
         for ranks in sorted(set(options.ranks)):
             found.append(_size(options, config, job, ranks, found, Path(folder)))
+            if options.json:  # each time, as a larger size may fail after hours
+                told = {"title": title, "operations": work or None, "rows": found}
+                text = msgspec.json.format(msgspec.json.encode(told)).decode()
+                replace_file(options.json, text + "\n")
             values = zip(msgspec.structs.astuple(found[-1]), _COLUMNS.values(), strict=True)
             cells = ["-" if isnan(value) else digits(value * factor) for value, factor in values]
             print(" ".join(f"{cell:>11}" for cell in cells[:columns]), flush=True)
-    if options.json:
-        told = {"title": title, "operations": work or None, "rows": found}
-        text = msgspec.json.format(msgspec.json.encode(told)).decode()
-        replace_file(options.json, text + "\n")
     if options.plot:
         _draw(found, options.plot)
 
@@ -161,23 +178,22 @@ def _size(
 
 
 def trained(
-    job: str, ranks: int, sets: Sequence[str], folder: Path, virtual: Sequence[str] | None = None
-) -> Log:
+    job: str, ranks: int, sets: Sequence[str], folder: Path,
+    virtual: Sequence[str] | None = None, limit: float = inf,
+) -> Log:  # fmt: skip
     """The records of a job with other values ``sets``, which it writes to ``folder``.
 
     ``virtual``: further words of ``train --virtual``; None: real ranks.  ConfigError, with the
-    job's own words: it cannot be trained.
+    job's own words: it cannot be trained, or takes longer than ``limit`` seconds.
     """
     from mpitrain.search.on_ranks import on_ranks, output
 
-    words = ["mpitrain", "train", job]
-    for text in (*sets, f"run.dir={folder}"):
-        words += ["--set", text]
+    words = ["mpitrain", "train", job, *(f"--set={own}" for own in (*sets, f"run.dir={folder}"))]
     if virtual is None:
-        on_ranks(ranks, *words, seconds=inf)
+        on_ranks(ranks, *words, seconds=limit)
     else:
         words = [sys.executable, "-m", *words, "--virtual", str(ranks), *virtual]
-        output(words, f"--virtual {ranks}", inf)
+        output(words, f"--virtual {ranks}", limit)
     return read_records(folder / "metrics.jsonl")
 
 
@@ -186,8 +202,8 @@ def measured(log: Log, servers: int = 0, first: Size | None = None) -> Size:
 
     ``first``: the run of the fewest workers; None: it is this one.
     """
-    if not (steps := log.of(Step)[1:] or log.of(Step)):
-        raise ConfigError(f"{log.path} has no steps: each was skipped")
+    if not (steps := log.of(Step)[1:]):
+        raise ConfigError("the run has no step after the first to measure; give --steps 2 or more")
     seconds, ranks = sum(one.seconds for one in steps), log.start().ranks
     samples, most = sum(one.samples for one in steps), max(one.samples for one in steps)
     own = Size(ranks, ranks - servers, most, seconds / len(steps), samples / seconds)
@@ -204,6 +220,9 @@ def reached(log: Log, name: str, goal: float, size: int = 0) -> tuple[float, flo
     ``size``: samples of an epoch; 0: not known.  ConfigError: tests do not measure the goal.
     """
     step, seconds, samples, last = 0, 0.0, 0, deque[float](maxlen=10)
+    name, higher = _direction(name)
+    if name != "loss" and not log.of(Epoch):
+        raise ConfigError(f"--until {name}: the job has nothing to test on; take loss")
     for record in log.records:
         value = nan
         if isinstance(record, Step):
@@ -218,7 +237,7 @@ def reached(log: Log, name: str, goal: float, size: int = 0) -> tuple[float, flo
                     f"--until {name}: tests measure {', '.join(tested)}; give one of them, or loss"
                 )
             value = tested[name]
-        if value >= goal if is_share(name) else value <= goal:
+        if value >= goal if higher else value <= goal:
             return step, samples / size if size else nan, seconds
     return nan, nan, nan
 

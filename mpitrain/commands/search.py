@@ -83,12 +83,9 @@ def run(options: argparse.Namespace) -> None:
 
 def _timed(found: "list[Found]", options: argparse.Namespace) -> "list[Found]":
     """The layouts by their measured steps, which are printed."""
-    times = [measured(options, ran) for ran in found]
-    order = sorted(range(len(found)), key=times.__getitem__)
-    print("\nmeasured ms")
-    for at in order:
-        print(f"{1e3 * times[at]:11.2f}  {found[at]}")
-    return [found[at] for at in order]
+    timed = sorted([(measured(options, ran), ran) for ran in found], key=lambda one: one[0])
+    print("\nmeasured ms", *(f"{1e3 * seconds:11.2f}  {ran}" for seconds, ran in timed), sep="\n")
+    return [ran for _, ran in timed]
 
 
 def measured(options: argparse.Namespace, ran: "Found", steps: int = 20) -> float:
@@ -97,23 +94,20 @@ def measured(options: argparse.Namespace, ran: "Found", steps: int = 20) -> floa
     Raises:
         ConfigError: the job did not run; the message has what it printed last.
     """
-    from mpitrain.metrics.reader import read_records
+    from mpitrain.commands.scale import trained
     from mpitrain.metrics.records import Step
-    from mpitrain.search.on_ranks import START_S, on_ranks
+    from mpitrain.search.on_ranks import START_S
 
+    own = ran.keys() | {"train.steps": steps}
+    sets = [*options.set, *(f"{key}={toml(value)}" for key, value in own.items())]
+    # Ten times what one core would take for all ranks.
+    limit = min(1e6, START_S + 10 * options.ranks * steps * ran.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        words = ["mpitrain", "train", str(options.config)]
-        own = ran.keys() | {"run.dir": folder, "train.steps": steps}
-        for key in [*options.set, *(f"{key}={toml(value)}" for key, value in own.items())]:
-            words += ["--set", key]
-        # Ten times what one core would take for all ranks.
-        limit = min(1e6, START_S + 10 * options.ranks * steps * ran.seconds)
         try:
-            on_ranks(options.ranks, *words, seconds=limit)
+            log = trained(str(options.config), options.ranks, sets, Path(folder), limit=limit)
         except ConfigError as error:
             raise ConfigError(f"{ran}: {error}; leave --time out, or mend that first") from error
-        log = read_records(Path(folder) / "metrics.jsonl")
-    seconds = [record.seconds for record in log.records if isinstance(record, Step)]
+    seconds = [step.seconds for step in log.of(Step)]
     return median(seconds[len(seconds) // 4 :])
 
 

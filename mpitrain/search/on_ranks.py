@@ -1,6 +1,7 @@
 """Programs on ranks of this machine, which ``mpiexec`` starts and which end in time."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -54,7 +55,14 @@ def output(command: Sequence[str], who: str, seconds: float) -> str:
         told.seek(0)
         failed.seek(0)
         if process.returncode:
-            lines = failed.read().strip().splitlines() or [""]
-            ours = [line for line in lines if line.startswith(_OURS)]  # a launcher adds its own
-            raise ConfigError(f"{who}: {(ours or lines)[-1].removeprefix(_OURS)}")
+            raise ConfigError(f"{who}: {reason(failed.read())}")
         return told.read()
+
+
+def reason(told: str) -> str:
+    """Why ranks failed: our own words, or the last line before the launcher's, or the launcher's
+    words, which are in boxes."""
+    if ours := [line for line in told.splitlines() if line.startswith(_OURS)]:
+        return ours[-1].removeprefix(_OURS)
+    before, *boxes = re.split(r"^(?:[-=]{9,}|Abort\(.*)$", told.strip("\0\n "), flags=re.MULTILINE)
+    return " ".join(before.strip().splitlines()[-1:] or " ".join(boxes).split())

@@ -143,6 +143,14 @@ def test_indices_that_lie_far_apart_travel_whole(comm):
         assert traffic.sent == 2 * (HEADER + 5 * (2 + 2)) + 3 * (4 + 8)
 
 
+@WAYS
+def test_a_vector_may_be_longer_than_its_indices_reach(comm, way):
+    """The last ranks of a split then have parts behind all indices of 32 bits."""
+    given = np.array([0, 2**32 - 1], np.uint32)
+    found, total = sparse_allreduce(comm, given, np.ones(2), 2**40, algorithm=way)
+    assert found.tolist() == given.tolist() and (total == comm.size).all()
+
+
 def test_bytes_on_the_wire(comm):
     """One per cent of pairs: what is sent is what the pairs take, and far less than the vector."""
     length, traffic = 100_000, Traffic()

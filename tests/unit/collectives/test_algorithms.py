@@ -95,11 +95,12 @@ def test_the_tree_is_a_tree(p):
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.uniform])
 def test_uniform_means_the_same_distances_in_every_round(algorithm):
-    for rank in range(7):
-        rounds = list(algorithm.schedule(7).rounds(rank))
-        ways = [[(type(s) is Send, (s.peer - rank) % 7) for s in r] for r in rounds if len(r) > 1]
-        assert len(ways) >= 6
-        assert all(way == [(True, 1), (False, 6)] for way in ways)
+    ways = {
+        tuple(sorted((type(s) is Send, (s.peer - rank) % 7) for s in r if type(s) is not Copy))
+        for rank in range(7)
+        for r in algorithm.schedule(7).rounds(rank)
+    }
+    assert len(ways - {()}) == 1
 
 
 @pytest.mark.parametrize("p", SIZES)

@@ -1,10 +1,12 @@
 """The commands that need no MPI, as a user types them."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
 from collectives.__main__ import main
+from collectives.commands.arguments import drawn
 
 RECORD = {
     "collective": "allreduce", "algorithm": "auto", "ran": "ring", "memory": "numpy", "bytes": 8,
@@ -62,6 +64,8 @@ def test_fit_refuses_numbers_of_ranks_that_cannot_be(
         (["draw", "rign"], "did you mean 'ring'?"),
         (["verify", "--algorithm", "rign"], "did you mean 'ring'?"),
         (["draw", "allreduce", "ring", "-n", "99"], "at most 32 ranks"),
+        (["draw", "-n", "3"], "name one algorithm, as in allreduce ring"),
+        (["explore", "ring", "--algorithm", "swing"], "no collective 'ring'"),
         (["simulate", "-n", "8", "--algorithm", ""], "--algorithm names none"),
         (["simulate", "-n", "8", "--plot", "x.nope"], "cannot draw into x.nope: name a file"),
     ],
@@ -132,6 +136,8 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
     [
         ("draw ring -c bcast --ranks 4", "draw broadcast ring -n 4"),
         ("explore ring --collective alltoall --ranks 4,8", "explore alltoall ring -n 4,8"),
+        ("draw alltoall --algorithm bruck", "draw -c alltoall bruck"),
+        ("explore --algorithm ring", "explore allreduce ring"),
         ("simulate --ranks 8..16 --size 4K", "simulate allreduce -n 8..16 -b 4K"),
         ("cost --size 1M", "cost allreduce -n 8 -b 1M"),
         ("verify --ranks 1-4", "verify -n 1-4"),
@@ -154,7 +160,9 @@ def test_one_vocabulary_and_that_of_the_release_before(capsys, monkeypatch, form
             main(one.split())
         assert stop.value.code == 0
     for one in found:
-        one["collective"] = one.pop("former", None) or one["collective"]
+        if "former" in one:
+            one["collective"], one["algorithm"] = drawn(Namespace(**one))
+            del one["former"], one["named"]
     assert found[0] == found[1]
     told = capsys.readouterr().out
     assert "collective " in told.partition("options:")[0]

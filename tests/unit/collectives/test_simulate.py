@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.__main__ import main
-from collectives.algorithms import build
+from collectives.algorithms import ALGORITHMS, build
 from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import (
@@ -103,15 +103,25 @@ def test_a_torus_shares_links_between_hops():
     assert seconds("butterfly", 8, around) > 2 * seconds("butterfly", 8)
 
 
-def test_a_uniform_schedule_is_sampled(monkeypatch):
-    whole = seconds("ring", 32)
+@pytest.mark.parametrize("network", [Topology(LINK), Cluster(LINK, 4), Torus(LINK, shape=(3, 4))])
+@pytest.mark.parametrize("ports", ["one", "multi"])
+def test_one_round_of_a_uniform_schedule_stands_for_all(network, ports):
+    """Rounds that only copy, or only some that reduce, count as what they are."""
+    machine = Machine(network, GAMMA, ports)
+    for algorithm in (one for one in ALGORITHMS if one.uniform):
+        for size in (1, 2, 12):
+            schedule = algorithm.schedule(size)
+            whole = simulate(schedule, 3 << 18, machine)
+            assert simulate(schedule, 3 << 18, machine, uniform=True) == pytest.approx(whole)
+
+
+def test_what_is_too_large_is_left_out_and_segments_are_not_uniform(monkeypatch, capsys):
     monkeypatch.setattr("collectives.analysis.simulate.MOST_STEPS", 100)
     with pytest.raises(TooLarge, match="too many steps"):
         seconds("ring", 32)
-    sampled = simulate(
-        build("allreduce", "ring", 32), M, Machine(Topology(LINK), GAMMA), uniform=True
-    )
-    assert sampled == pytest.approx(whole, rel=0.2)
+    assert main(["simulate", "-n", "32", "--algorithm", "ring,ring:segments=4"]) == 0
+    _, ring, segments, fastest = capsys.readouterr().out.splitlines()[-1].split()
+    assert float(ring) and (segments, fastest) == ("-", "ring")
 
 
 def test_shapes():

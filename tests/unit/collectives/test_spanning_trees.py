@@ -194,6 +194,8 @@ def test_files_that_cannot_be(tmp_path, text, told):
         ([[0, 1], [2, 0]], "symmetric, but 1 from rank 0 to 1 and 2 back"),
         ([[0, -1], [-1, 0]], "whole numbers"),
         ([[0, 0.5], [0.5, 0]], "whole numbers"),
+        ([[0, np.nan], [np.nan, 0]], "whole numbers"),
+        ([[0, 9e18], [9e18, 0]], "whole numbers"),
         ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], "do not join all ranks"),
     ],
 )

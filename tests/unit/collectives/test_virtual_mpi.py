@@ -131,13 +131,18 @@ def test_a_null_object_raises_the_error_of_mpi():
                 ("Ibarrier",),
                 ("recv",),
                 ("Create_cart", [1]),
-                ("Get_name",),
+                ("Is_inter",),
+                ("Is_intra",),
+                ("Get_topology",),
+                ("Get_attr", MPI.TAG_UB),
                 ("Free",),
                 ("Compare", COMM_WORLD),
             ):
                 with pytest.raises(MPI.Exception) as raised:
                     getattr(comm, name)(*given)
                 assert raised.value.Get_error_class() == MPI.ERR_COMM
+            with pytest.raises(MPI.Exception):
+                comm.is_topo  # noqa: B018
         for call in (NAMES["GROUP_NULL"].Get_size, NAMES["Prequest"]().Start):
             with pytest.raises(MPI.Exception, match=r"invalid (group|request)"):
                 call()

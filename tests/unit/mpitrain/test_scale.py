@@ -1,10 +1,12 @@
 """What ``mpitrain scale`` says of runs, beside laws that are known."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
+from mpitrain.__main__ import main
 from mpitrain.commands.scale import measured, reached
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import Log
@@ -49,3 +51,41 @@ def test_a_goal_is_reached_by_ten_steps_or_by_a_test():
     assert all(map(math.isnan, reached(found, "accuracy", 0.95)))
     with pytest.raises(ConfigError, match="--until mae: tests measure test_loss, accuracy"):
         reached(found, "mae", 1.0)
+    with pytest.raises(ConfigError, match="--until accuracy: the job has nothing to test on"):
+        reached(log(2, steps), "accuracy", 0.95)
+
+
+def test_a_metric_of_ones_own_needs_its_direction():
+    """Otherwise a poor first value would be below the goal, and so reach it."""
+    found = log(2, [(0.5, 1.0)] * 10, Epoch(0, 0.4, {"score": 0.1}))
+    with pytest.raises(ConfigError, match="whether a higher 'score' is better; write "):
+        reached(found, "score", 0.9)
+    assert math.isnan(reached(found, "higher score", 0.9)[0])
+    assert reached(found, "lower score", 0.9)[0] == 10
+
+
+def test_a_first_step_alone_is_no_measure():
+    with pytest.raises(ConfigError, match="give --steps 2 or more"):
+        measured(log(2, [(9.0, 1.0)]))
+
+
+def test_rows_are_written_before_a_larger_size_fails(tmp_path, monkeypatch):
+    def trained(job, ranks, *_):
+        if ranks > 2:
+            raise ConfigError("a rank has died")
+        return log(ranks, [(1.0, 1.0)] * 3)
+
+    monkeypatch.setattr("mpitrain.commands.scale.trained", trained)
+    monkeypatch.chdir(tmp_path)
+    words = ["scale", "digits_mlp", "-n", "4,2,1,2", "--json", "rows.json"]
+    assert main(words) == 2
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["ranks"] for row in rows] == [1, 2]
+    assert [row.name for row in tmp_path.iterdir()] == ["rows.json"]
+
+
+@pytest.mark.parametrize("goal", ["loss=nan", "loss", "loss=x", "loss=inf"])
+def test_a_goal_is_a_finite_number(goal, capsys):
+    with pytest.raises(SystemExit):
+        main(["scale", "digits_mlp", "-n", "1", "--until", goal])
+    assert "expected a goal, as loss=0.3" in capsys.readouterr().err

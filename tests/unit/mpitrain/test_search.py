@@ -23,7 +23,7 @@ from mpitrain.search.job import _step_seconds, load_job, with_layout
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
-from mpitrain.search.on_ranks import on_ranks
+from mpitrain.search.on_ranks import on_ranks, reason
 from mpitrain.search.stages import Numerics, StageCosts
 from mpitrain.search.sums import LayerSums
 
@@ -310,6 +310,24 @@ def test_ranks_that_hang_are_ended(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--some-option -n 2: ranks have not ended after 1 s"):
         on_ranks(2, "a.module", seconds=1.0)
     os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+BOX = "-" * 74
+ABORT = "MPI_ABORT was invoked on rank 1\n\nexactly when Open MPI kills them."
+FAILED = {
+    "x\nmpitrain: there is no job\n" + BOX: "there is no job",
+    f"Traceback:\nValueError: mine\n{BOX}\n{ABORT}\n{BOX}\n\0": "ValueError: mine",
+    f"{BOX}\nrank 1 exited on\nsignal 9 (Killed).\n{BOX}\n": "rank 1 exited on signal 9 (Killed).",
+    "E: mine\nAbort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort": "E: mine",
+    f"\n{'=' * 83}\n=   BAD TERMINATION\n{'=' * 83}\nKilled (signal 9)": "= BAD TERMINATION Killed "
+    "(signal 9)",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("told", FAILED)
+def test_why_ranks_failed_is_no_line_of_a_launcher_s_box(told):
+    assert reason(told) == FAILED[told]
 
 
 def test_a_layout_that_hangs_as_it_is_timed_is_told_of(tmp_path, monkeypatch, capsys):
