@@ -8,6 +8,7 @@ __getattr__: Callable[[str], Extra]
 __getattr__, __dir__ = names_of(
     __name__,
     {
+        "mpitrain.adapters.torch.functions.counted": "counted",
         "mpitrain.adapters.torch.functions.groups": "grouped",
         "mpitrain.adapters.torch.functions.lent": "Lent",
         "mpitrain.adapters.torch.functions.objective": "Following TorchLoss TorchMetric",

@@ -1,21 +1,29 @@
 """A whole training: its steps and operations, and the time to its end."""
 
+import sys
+from functools import partial
+
 from msgspec.structs import replace
 
+from mpitrain import extras
 from mpitrain.config import Config
 from mpitrain.data import Sampler
 from mpitrain.metrics.words import digits
 from mpitrain.optim.lr import Rates
-from mpitrain.search.job import Job
+from mpitrain.pipeline.profiles import measure_layers
+from mpitrain.search.job import Job, with_samples
 from mpitrain.search.layers import layer_costs
 
 
 def operations(job: Job) -> float | None:
-    """Operations of a sample's passes in products of matrices; None: its model is the program's."""
-    if job.is_own:
-        return None
+    """Operations of a sample's passes in products of matrices; None: none are known."""
     layers = layer_costs(job.model, job.data.input_shape)
-    return float(sum(one.forward + one.backward for one in layers))
+    found = sum(one.forward + one.backward for one in layers)
+    if job.is_own and "torch" in sys.modules and len(job.data.train):
+        passes = partial(measure_layers, with_samples(job.config, 1), job.model, job.data, 1)
+        passes()  # the first of a module are watched, and compute more
+        found += extras.counted(passes)
+    return float(found) or None
 
 
 def steps(job: Job, config: Config) -> int:

@@ -157,6 +157,20 @@ def test_trees_beat_every_ring_on_dgx1():
     assert 4 * trees < seconds("ring")  # in the order of the ranks: two of its links do not exist
 
 
+def test_trees_leave_two_machines_by_each_of_four_adapters():
+    """DGX-1s whose NVLinks are twice as fast as each cable, one from every other GPU."""
+    lanes = np.kron(np.eye(2, dtype=int), 2 * named("dgx1", 8))
+    for gpu in range(0, 8, 2):
+        lanes[gpu, 8 + gpu] = lanes[8 + gpu, gpu] = 1
+    out = [
+        sorted((rank, parent))
+        for tree in check(lanes)
+        for rank, parent in enumerate(tree.parents)
+        if (rank < 8) != (parent < 8) and rank
+    ]
+    assert sorted(out) == [[gpu, 8 + gpu] for gpu in range(0, 8, 2)]
+
+
 def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
     file = tmp_path / "8 gpus.txt"
     np.savetxt(file, 3 * named("dgx1", 8), "%d")

@@ -298,13 +298,15 @@ def test_a_model_of_the_program_is_timed(tmp_path, capsys):
     file.write_text(
         '[own]\nmodel = "mine.py:model"\ndata = "mine.py:data"\n'
         '[loss]\nname = "mean_squared_error"\n'
-        '[train]\nbatch_size = 16\n[optim]\nname = "sgd"\n'
+        '[train]\nbatch_size = 16\nepochs = 1\n[optim]\nname = "sgd"\n'
     )
     assert main(["plan", str(file), "-n", "2", "--against", "pipe=2"]) == 0
     told = capsys.readouterr().out
     assert f"{8 * 64 + 64 + 64 + 1} parameters" in told
     assert "data 1 x pipe 2 x tensor 1" in told
-    assert "arithmetic intensity: unknown" in told
+    work, weights = 3 * 2 * (8 * 64 + 64), 8 * 64 + 64 + 64 + 1
+    assert f"arithmetic intensity: {digits(8 * work / (4 * weights))} operations" in told
+    assert f"{64 * work:.3g} operations" in told
     assert main(["search", str(file), "-n", "2"]) == 0
     assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
     assert "has no shapes to count operations from" in capsys.readouterr().err
