@@ -148,14 +148,6 @@ def test_workers_of_their_own_count_labels_beside_what_layers_add(comm):
     same(*runs, 1e-12)
 
 
-#: Asynchronous pipelines, by the number of ranks.
-STALE = {
-    2: [dict(pipe=2)],
-    4: [dict(pipe=2, experts=2), dict(pipe=2, context=2, experts=2, weights="vertical")],
-    8: [dict(pipe=4, experts=2), dict(pipe=2, context=2, experts=4), dict(pipe=2, tensor=2)],
-}
-
-
 @pytest.mark.parametrize("top", [1, 2])
 def test_bytes_are_those_of_the_rows_that_leave(comm, top):
     """4 K T D (1 - 1/p) numbers of a sample, forward and backward, where choices are even."""
