@@ -1,4 +1,4 @@
-"""The programs of examples/ and docs/invent.md, started as their docstrings say."""
+"""The programs of examples/, started as their docstrings say."""
 
 import re
 from importlib.util import find_spec
@@ -159,13 +159,3 @@ def test_transformer(tmp_path):
     assert len(losses[0]) == 16
     assert np.array(losses[1], float) == pytest.approx(np.array(losses[0], float), rel=1e-3)
     assert float(losses[0][-1]) < float(losses[0][0]) / 2
-
-
-def test_the_programs_of_invent(tmp_path):
-    """All snippets between the ring and the exercises, as one program on two ranks."""
-    text, _, _ = (ROOT / "docs" / "invent.md").read_text().partition("## Exercises")
-    _, *snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(snippets) == 3
-    program = tmp_path / "invent.py"
-    program.write_text("\n".join([*snippets, 'print("right to the end")']))
-    assert run(tmp_path, 2, program).count("right to the end") == 2

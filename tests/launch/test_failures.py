@@ -22,7 +22,7 @@ PREAMBLE = """
 """
 
 
-def job(folder, body, ranks=3, **variables):
+def job(folder, body, ranks=2, **variables):
     """The completed job of a program that starts with ``PREAMBLE``; 60 s at most."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PREAMBLE) + textwrap.dedent(body))
@@ -38,7 +38,7 @@ LONELY = """
     else:
         comm.Allreduce(np.ones(1000), np.zeros(1000), algorithm="ring")
 """
-REASON = ["[rank 1 of 3 on ", "KeyError: 'the reason'"]
+REASON = ["[rank 1 of 2 on ", "KeyError: 'the reason'"]
 #: By what happens to one rank: the program, the job's exit status ("any" but 0), what is said.
 ENDS = {
     "an exception": (
@@ -74,7 +74,7 @@ ENDS = {
     "with no guard but the communicator itself": (
         LONELY,
         "any",
-        ["rank 1 of 3", "ValueError: a bad sample", "program.py"],
+        ["rank 1 of 2", "ValueError: a bad sample", "program.py"],
     ),
     "in a thread": (
         """
@@ -103,7 +103,7 @@ ENDS = {
             comm.Barrier()
         """,
         1,
-        ["[rank 1 of 3 on ", "SystemExit: 0", "wait for this one, so that the job ends here"],
+        ["[rank 1 of 2 on ", "SystemExit: 0", "wait for this one, so that the job ends here"],
     ),
     # A class that all ranks raise together elsewhere, while a checkpoint is being written.
     "an error that looks like one of all": (
@@ -128,7 +128,7 @@ ENDS = {
     "a status": (
         """
         with abort_on_exception(comm):
-            if comm.rank == 2:
+            if comm.rank == 1:
                 sys.exit(3)
             comm.Barrier()
         """,
@@ -156,9 +156,9 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
         """
         from mpitrain.ranks.together import all_or_nobody
 
-        for ranks in (range(3), [1]):
+        for ranks in (range(2), [1]):
             try:
-                with all_or_nobody(comm, 10 if len(ranks) == 3 else 0.5):
+                with all_or_nobody(comm, 10 if len(ranks) == 2 else 0.5):
                     if comm.rank in ranks:
                         raise ValueError(f"of {len(ranks)} ranks")
                     comm.Barrier()
@@ -167,9 +167,9 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
         """,
     )
     assert ended.returncode not in (0, None)
-    assert ended.stdout.count("caught: of 3 ranks") == 3
+    assert ended.stdout.count("caught: of 2 ranks") == 2
     assert "caught: of 1" not in ended.stdout
-    assert "[rank 1 of 3 on " in ended.stderr and "ValueError: of 1 ranks" in ended.stderr
+    assert "[rank 1 of 2 on " in ended.stderr and "ValueError: of 1 ranks" in ended.stderr
     assert "The other ranks have not failed within 0.5 s" in ended.stderr
 
 
@@ -265,6 +265,7 @@ def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
         except Exception as error:
             print(f"rank {comm.rank} saw: {error}", flush=True)
         """,
+        ranks=3,
         COLLECTIVES_CHECK="1",
     )
     assert ended.returncode == 0
@@ -298,7 +299,7 @@ def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
     )
     assert ended.returncode != 0
     lists = list(tmp_path.glob("mapped.*"))
-    assert len(lists) == 3
+    assert len(lists) == 2
     mapped = [Path(name) for names in lists for name in names.read_text().splitlines()]
     # MPICH leaves the files of its own channel behind.
     ours = [path for path in mapped if not path.name.startswith("mpich_shm_")]
@@ -460,7 +461,7 @@ def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
     died = f"saw rank 1 on {socket.gethostname()} die"
     seen = [0]
     for _ in range(4):  # the launcher may kill those that saw it before they can tell
-        ended = job(tmp_path, program)
+        ended = job(tmp_path, program, ranks=3)
         # MPICH's launcher returns 0 if the dead rank did.
         assert ended.returncode != 0 or "_exit(0)" in end
         seen = [ended.stderr.count(f"rank {rank} {died}") for rank in (0, 2)]

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.gpu.check import Check, checks
 from tests.gpu.verify import line, main, run
 
@@ -14,6 +16,7 @@ def test_a_few_checks_pass(scratch, tmp_path, capsys):
     assert "| ok" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_or_hangs_is_said():
     (wrong,) = run([Check(0, "there is no such check", str)], 1, dry_run=True)
     assert not wrong.works

@@ -77,7 +77,14 @@ print("done", *sys.argv, __name__, world.rank)
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param(None, marks=pytest.mark.slow), [], ["--gains"], ["--profile"]], ids=str
+    "options",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        [],
+        pytest.param(["--gains"], marks=pytest.mark.slow),
+        ["--profile"],
+    ],
+    ids=str,
 )
 def test_an_unchanged_program_sees_mpi4py(tmp_path, options):
     program = tmp_path / "program.py"
@@ -123,7 +130,10 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("initialize", "then", "status", "said"), WAYS)
+@pytest.mark.parametrize(
+    ("initialize", "then", "status", "said"),
+    [pytest.param(*way, marks=() if way in WAYS[:2] else pytest.mark.slow) for way in WAYS],
+)
 def test_the_exit_status_is_that_of_the_program(tmp_path, initialize, then, status, said):
     (tmp_path / "ends.py").write_text(ENDS.format(then=then, initialize=initialize))
     words = ["-m", "collectives", "run", "--profile", "-m", "ends"]
@@ -134,7 +144,7 @@ def test_the_exit_status_is_that_of_the_program(tmp_path, initialize, then, stat
     assert (tmp_path / "profile.html").exists() == whole
 
 
-#: In each of the twenty steps, rank 1 or rank 0 lets the others wait.
+#: In each of eight steps, rank 1 or rank 0 lets the others wait.
 FAULTS = {
     "data": """
     items = 2000 if rank == 1 else 1000
@@ -160,7 +170,7 @@ def test_the_first_line_of_a_profile_names_the_fault(tmp_path, fault, said):
     (tmp_path / "planted.py").write_text(
         "from time import sleep as work\nimport numpy as np\nfrom mpi4py import MPI\n"
         "world = MPI.COMM_WORLD\nrank = world.rank\n"
-        f"for step in range(20):\n    {FAULTS[fault].lstrip()}\n"
+        f"for step in range(8):\n    {FAULTS[fault].lstrip()}\n"
     )
     words = ["-m", "collectives", "run", "--profile=found", "planted.py"]
     done = run(tmp_path, *words, ranks=3)

@@ -1,4 +1,4 @@
-"""Jobs with parameter servers from the command line: killed, frozen, stopped, resumed."""
+"""Jobs with parameter servers from the command line: frozen, stopped, resumed."""
 
 import os
 import re
@@ -6,10 +6,8 @@ import signal
 import time
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
-from mpitrain.checkpoint.export import find
 from tests.launch import programs
 from tests.launch.programs import ROOT, ended, scratch
 from tests.processes import running
@@ -21,10 +19,10 @@ pytestmark = [
 ]
 
 
-def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
-    """``mpitrain train`` of an example, in ``folder``."""
-    program = ("-m", "tests.drills.train", "train", example, "--set", f"run.dir={folder}/run")
-    return programs.start(*program, *options, ranks=ranks, **variables)
+def start(folder, *options, **variables):
+    """``mpitrain train`` of the example, in ``folder``."""
+    program = ("-m", "tests.drills.train", "train", EXAMPLE, "--set", f"run.dir={folder}/run")
+    return programs.start(*program, *options, ranks=3, **variables)
 
 
 def train(folder, *options, **given):
@@ -32,17 +30,6 @@ def train(folder, *options, **given):
     out, errors = ended(process)
     assert process.returncode == 0, errors
     return out
-
-
-def parameters(run):
-    checkpoint, _ = find(run)
-    return {name: checkpoint.value(name) for name in checkpoint.manifest.shapes}
-
-
-def equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values)
 
 
 @pytest.mark.slow

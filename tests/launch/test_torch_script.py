@@ -100,12 +100,10 @@ for each in (None, beside):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "backend", "group", "told"),
-    [
-        ([], "gloo", "gloo", 1),
-        pytest.param(["--replace", "gloo"], "mpi", NAME, 0, marks=pytest.mark.slow),
-    ],
+    [([], "gloo", "gloo", 1), (["--replace", "gloo"], "mpi", NAME, 0)],
     ids=["named", "replaced"],
 )
 def test_a_script_that_names_gloo_is_told_once_how_to_go_over_mpi(
@@ -147,6 +145,7 @@ for step in range(6):
 """
 
 
+@pytest.mark.slow
 def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path):
     done = started(tmp_path, then=SLOW, options=["--profile"])
     assert done.returncode == 0, done.stderr

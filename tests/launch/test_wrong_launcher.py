@@ -55,10 +55,10 @@ def told(request, monkeypatch, tmp_path):
     return request.param
 
 
-of_each_launcher = pytest.mark.parametrize("told", TOLD, indirect=True)
+of_two = pytest.mark.parametrize("told", ["srun", "torchrun"], indirect=True)
 
 
-@of_each_launcher
+@of_two
 @pytest.mark.parametrize(
     "program",
     [
@@ -75,7 +75,7 @@ def test_a_program_does_not_work_alone(program, told, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@of_each_launcher
+@of_two
 @pytest.mark.parametrize(
     ("main", "words"),
     [
@@ -93,7 +93,7 @@ def test_a_command_does_not_work_alone(main, words, told, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@of_each_launcher
+@of_two
 def test_a_script_for_torch_is_not_run_alone(told, monkeypatch, capsys):
     pytest.importorskip("torch")
     monkeypatch.setattr(sys, "argv", ["collectives.torch", str(ROOT / "examples/pytorch/ddp.py")])
@@ -113,7 +113,7 @@ def test_the_doctor_ends_with_the_launcher_and_what_to_start_instead(told, capsy
     assert counted == "4 checks, 1 failed, 0 to look at"
 
 
-@pytest.mark.parametrize("told", ["srun", "torchrun"], indirect=True)
+@of_two
 def test_a_process_may_be_alone_that_says_so(told, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_ALONE", "1")
     assert Communicator(MPI.COMM_WORLD).allreduce(3) == 3

@@ -68,7 +68,7 @@ def uneven(collective, size, root, rng):
 @every_algorithm
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_count(algorithm, in_place):
-    for size in SIZES:
+    for size in (1, 2, 3, 5, 8):
         schedule = algorithm.schedule(size)
         for count in {0, 1, size - 1, size, 3 * size + 1}:
             check(schedule, count, np.float32, in_place, seed=count)
@@ -118,7 +118,7 @@ def test_segments(algorithm):
             check(segmented(algorithm.schedule(size), 3, overlap), 23, np.float64, False, seed=1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     size=st.integers(1, 12),

@@ -103,7 +103,7 @@ def test_shared_memory_in_any_order_of_the_ranks(schedule, in_place, monkeypatch
     for choose in orders(schedule.size):
         Ranks(schedule, in_place).all(choose)
     in_two(monkeypatch, schedule)
-    for choose in orders(schedule.size):
+    for choose in [*orders(schedule.size)][::2]:
         Ranks(schedule, in_place).all(choose)
 
 

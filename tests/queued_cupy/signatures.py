@@ -89,14 +89,6 @@ BY_HAND = {
     "tolist": "",
 }
 
-#: Attributes of arrays.
-ATTRIBUTES = words(
-    """
-    T base data device dtype flags itemsize nbytes ndim shape size strides
-    __cuda_array_interface__
-    """
-)
-
 #: Types and constants, which are NumPy's.
 SHARED = words(
     """

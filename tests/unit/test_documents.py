@@ -49,7 +49,6 @@ COMMANDS = {
 CONSOLE_COMMANDS = (
     tomllib.loads((ROOT / "pyproject.toml").read_text()).get("project", {}).get("scripts", {})
 )
-every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values())
 #: Of a second or two, without ranks and without files that other commands write.
 CHEAP = {
     "collectives": ("list", "cost", "draw", "fit", "explore"),
@@ -120,21 +119,21 @@ def test_pictures_of_axes_are_what_their_program_draws(name):
     assert (shares.FOLDER / f"{name}.svg").read_text() == shares.FIGURES[name]()
 
 
-@every_document
-def test_variables_in_the_text_are_read(document):
+def test_variables_in_the_text_are_read():
     read = "".join(
         path.read_text()
         for folder in ("collectives", "mpitrain", "jobs")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".sh", ".sbatch")
     )
-    for name in set(re.findall(r"\b(?:COLLECTIVES|MPITRAIN)_[A-Z_]+\b", document.read_text())):
+    text = "".join(document.read_text() for document in DOCUMENTS)
+    for name in set(re.findall(r"\b(?:COLLECTIVES|MPITRAIN)_[A-Z_]+\b", text)):
         assert name in read, f"nothing reads {name}"
 
 
-@pytest.mark.parametrize("text", SNIPPETS)
-def test_snippets_compile(text):
-    compile(text, "snippet", "exec")
+def test_snippets_compile():
+    for snippet in SNIPPETS:
+        compile(snippet.values[0], snippet.id, "exec")
 
 
 def test_whole_snippets_run(tmp_path):
@@ -177,9 +176,14 @@ def test_the_ring_that_is_shown_is_the_ring():
     assert len(code(shown)) == 3
 
 
-@every_command
-def test_commands_can_be_typed(words):
-    check(list(words))
+def test_commands_can_be_typed():
+    wrong = {}
+    for words, where in COMMANDS.items():
+        try:
+            check(list(words))
+        except AssertionError as error:
+            wrong[where] = str(error)
+    assert not wrong
 
 
 def program(words):

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from mpi4py import MPI
 
 import mpitrain
 from mpitrain.commands.ranks import run
@@ -14,7 +13,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
-RANKS = MPI.COMM_WORLD.size
 WAVES = """
 from dataclasses import dataclass
 import torch

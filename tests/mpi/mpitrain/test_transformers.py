@@ -220,16 +220,16 @@ LAYOUTS = {
 
 
 def grid():
-    """Each model in each layout, of which those that cut a model have one quick model each."""
+    """Each model in each layout, of which one is quick."""
     return [
         pytest.param(
             name,
             layout,
-            marks=() if place > 3 and place % len(MODELS) == number else pytest.mark.slow,
+            marks=() if (name, layout) == ("vit", "pipe 2") else pytest.mark.slow,
             id=f"{name} {layout}",
         )
-        for number, name in enumerate(MODELS)
-        for place, layout in enumerate(LAYOUTS)
+        for name in MODELS
+        for layout in LAYOUTS
     ]
 
 
@@ -252,7 +252,7 @@ def made(folder, make, data, **given):
     given = {"dir": str(folder / "run"), "shadow": 0, **given}
     return mpitrain.Trainer(
         model=lambda: make().double(),
-        train_data=data(40, 1),
+        train_data=data(24, 1),
         loss="model",
         optimizer=momentum,
         batch_size=8,

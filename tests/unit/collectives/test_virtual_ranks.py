@@ -351,31 +351,6 @@ def test_ranks_that_come_to_different_collectives_are_told():
         run(2, program)
 
 
-@pytest.mark.parametrize("size", [1, 3, 6])
-def test_communicators_and_objects(size):
-    def program():
-        world = COMM_WORLD
-        half = world.Split(world.rank % 2, -world.rank)
-        alone = world.Split_type(0) if size == 1 else half.Dup()
-        total = np.full(3, world.rank + 1)
-        world.Allreduce(total.copy(), total)
-        return (
-            half.allgather(world.rank),
-            alone.size,
-            total.tolist(),
-            world.scan(world.rank),
-            world.alltoall([(world.rank, peer) for peer in range(size)]),
-        )
-
-    _, found = run(size, program)
-    for rank, (members, count, total, scanned, exchanged) in enumerate(found):
-        assert members == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
-        assert count == len(members)
-        assert total == [size * (size + 1) // 2] * 3
-        assert scanned == rank * (rank + 1) // 2
-        assert exchanged == [(peer, rank) for peer in range(size)]
-
-
 def test_a_rank_that_exits_well_ends_no_other():
     def program():
         if COMM_WORLD.rank == 0:

@@ -11,7 +11,6 @@ from mpitrain.compress import parse
 from mpitrain.config import Config
 
 SGD = {"name": "sgd", "momentum": 0.0}
-LOCAL = {"kind": "local", "period": 5}
 
 
 def job(codec, sync=None, optim=None, parallel=None, **how):

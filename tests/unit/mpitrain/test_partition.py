@@ -1,7 +1,7 @@
 """The partitioner against a brute force, and what plans print."""
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -47,25 +47,25 @@ def every(costs, layers, workers):
                 yield seconds
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_optimum_is_that_of_a_brute_force(seed):
-    rng = np.random.default_rng(seed)
-    layers, workers = rng.integers(1, 7).tolist(), rng.integers(1, 6).tolist()
-    bandwidth = 1e6 if seed % 2 else 1e5
-    memory = None if seed % 3 else 6e6
-    nodes = [worker // 2 for worker in range(workers)] if seed % 5 else ()
-    links = TwoLevelLinks(bandwidth, 5 * bandwidth, nodes)
-    costs = Costs(drawn(rng, layers), links, memory, servers=not seed % 7, hidden=bool(seed % 4))
-    best = min(every(costs, layers, workers))
-    if best == np.inf:
-        with pytest.raises(NoPartition, match="do not fit"):
-            partition(costs, workers)
-        return
-    found = partition(costs, workers)
-    assert found.seconds == pytest.approx(best, rel=1e-12)
-    assert sum(stage.replicas for stage in found.stages) == workers
-    assert [s.first for s in found.stages[1:]] == [s.stop for s in found.stages[:-1]]
-    assert (found.stages[0].first, found.stages[-1].stop) == (0, layers)
+def test_the_optimum_is_that_of_a_brute_force():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        layers, workers = rng.integers(1, 7).tolist(), rng.integers(1, 6).tolist()
+        bandwidth = 1e6 if seed % 2 else 1e5
+        memory = None if seed % 3 else 6e6
+        nodes = [worker // 2 for worker in range(workers)] if seed % 5 else ()
+        links = TwoLevelLinks(bandwidth, 5 * bandwidth, nodes)
+        costs = Costs(drawn(rng, layers), links, memory, servers=not seed % 7, hidden=seed % 4 > 0)
+        best = min(every(costs, layers, workers))
+        if best == np.inf:
+            with pytest.raises(NoPartition, match="do not fit"):
+                partition(costs, workers)
+            continue
+        found = partition(costs, workers)
+        assert found.seconds == pytest.approx(best, rel=1e-12), seed
+        assert sum(stage.replicas for stage in found.stages) == workers
+        assert [s.first for s in found.stages[1:]] == [s.stop for s in found.stages[:-1]]
+        assert (found.stages[0].first, found.stages[-1].stop) == (0, layers)
 
 
 def test_light_layers_are_replicated_and_heavy_weights_are_not():
@@ -77,24 +77,20 @@ def test_light_layers_are_replicated_and_heavy_weights_are_not():
     assert found.configuration == "7-1"
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_balanced_partitions_have_the_fastest_slowest_stage(seed):
-    rng = np.random.default_rng(seed)
-    profile = drawn(rng, 7)
-    stages = int(rng.integers(1, 8))
-    sizes = partition(Costs(profile, np.inf), [1] * stages).sizes
-    assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
+def test_balanced_partitions_have_the_fastest_slowest_stage():
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        profile, stages = drawn(rng, 7), int(rng.integers(1, 8))
+        sizes = partition(Costs(profile, np.inf), [1] * stages).sizes
+        assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
 
-    def slowest(cuts):
-        bounds = [0, *cuts, 7]
-        return max(
-            sum(layer.seconds for layer in profile[a:b])
-            for a, b in zip(bounds, bounds[1:])  # noqa: RUF007
-        )
+        def slowest(cuts, profile=profile):
+            parts = pairwise([0, *cuts, 7])
+            return max(sum(layer.seconds for layer in profile[a:b]) for a, b in parts)
 
-    ends = np.cumsum(sizes)[:-1].tolist()
-    best = min(slowest(cuts) for cuts in combinations(range(1, 7), stages - 1))
-    assert slowest(ends) == pytest.approx(best)
+        ends = np.cumsum(sizes)[:-1].tolist()
+        best = min(slowest(cuts) for cuts in combinations(range(1, 7), stages - 1))
+        assert slowest(ends) == pytest.approx(best), seed
 
 
 @pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])

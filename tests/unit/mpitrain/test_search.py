@@ -38,7 +38,13 @@ def every_cut(layers, counts, workers):
                     yield list(zip(ends, ends[1:], replicas))
 
 
-@pytest.mark.parametrize("seed", range(200))
+def drawings(quick):
+    """Seeds, of which so many are quick."""
+    many = [pytest.param(n, marks=pytest.mark.slow if n >= quick else ()) for n in range(200)]
+    return pytest.mark.parametrize("seed", many)
+
+
+@drawings(40)
 def test_a_cut_is_the_fastest_of_all(seed):
     rng = np.random.default_rng(seed)
     layers, workers = int(rng.integers(1, 7)), int(rng.integers(1, 7))
@@ -132,9 +138,7 @@ def drawn(rng):
     return Search(layers, machine, int(rng.choice([2, 4, 6, 8])), numerics, axes)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= 15 else ()) for n in range(200)]
-)
+@drawings(15)
 def test_the_search_finds_the_cheapest_layout_of_all(seed):
     search = drawn(np.random.default_rng(seed))
     best, count, batch = np.inf, len(search.layers), search.batch
@@ -374,7 +378,7 @@ def test_context_ranks_talk_as_often_as_their_attention_does():
     assert passes("ulysses", 4, inside=byte) == (2 * 10 * 3 / 16, 2 * 10 * 3 / 16)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@drawings(20)
 def test_a_choice_by_layer_is_the_cheapest_of_all(seed):
     rng = np.random.default_rng(seed)
     layers, layouts = int(rng.integers(1, 8)), int(rng.integers(1, 4))

@@ -84,9 +84,7 @@ TAKEN = {
     "subclass": lambda p: Subclass(p, lr=0.05, momentum=0.9),
     "arguments of its own": lambda p: Renamed(p, 0.02),
     "step of its own": lambda p: Signs(p, lr=0.02),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.02, weight_decay=0.1),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.02, t0=2),
-    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.02),
     "whole parameters": lambda p: Norms(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "groups": lambda p: torch.optim.NAdam(
