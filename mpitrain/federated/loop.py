@@ -120,7 +120,7 @@ class FederatedLoop(Loop):
             mean = self._sums.mean(self._store.parameters, ends, cohort)
         summing, sent = wire.seconds - before, wire.sent - sent + mean.key_bytes
         self._move(mean, cohort)
-        parts.count(parts.steps_done, [()])
+        parts.count_steps(parts.steps_done, [()])
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         losses = self._losses(trained)
         step = self._step(losses, mean, begun, summing)

@@ -182,7 +182,7 @@ class ServedLoop(Loop):
             told = parts.comm.allgather(own)
             self._count_updates(count)
             parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        parts.count(first, batch.indices)
+        parts.count_steps(first, batch.indices)
         parts.purity.expect(f"until step {parts.steps_done}")
         sizes = [len(indices) for indices in batch.indices]
         return steps(told, sizes, first, batch.epoch, parts.rates.rate, self._shares)

@@ -14,7 +14,7 @@ from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
+from mpitrain.step.agreement import Agreed, StepReport, mean_correction, named
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class GlobalGradient:
             comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         *numbers, some_unused, squares = values.tolist()
         found = Agreed(*numbers)
-        factor = over_counted(found.labels, float(found.counted))
+        factor = mean_correction(found.labels, float(found.counted))
         norm = sqrt(squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(

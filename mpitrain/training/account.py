@@ -89,22 +89,22 @@ class Account:
         self._before = now
         return now[0] - before[0], now[1] - before[1]
 
-    def ended(self, seconds: float) -> None:
+    def note_late(self, seconds: float) -> None:
         """Note ``seconds`` of communication after the ranks agreed on a step, such as an exchange.
 
         The next step reports these seconds and the bytes of that communication.
         """
         self._published, self._late = seconds, self.moved()
 
-    def last(self) -> StepReport:
-        """Report of what :meth:`ended` noted in the last step, which no later step reports."""
+    def take_late(self) -> StepReport:
+        """Take what :meth:`note_late` noted in the last step, which no later step reports."""
         seconds, (sent, shared) = self._published, self._late
         self._published, self._late = 0.0, (0, 0)
         self._reducing += seconds
         return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
 
     def report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
-        """This rank's report of the step that it has computed; call :meth:`agreed` afterwards.
+        """This rank's report of the step that it has computed; call :meth:`start_next` afterwards.
 
         Args:
             loss: this rank's part of the mean over the batch.
@@ -140,7 +140,7 @@ class Account:
         self._computing += computing
         self.spent[self._comm.rank] += computing
 
-    def agreed(self) -> None:
+    def start_next(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
         self.met = perf_counter() - self._reported
         self._lap = self._reported

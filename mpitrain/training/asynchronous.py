@@ -17,7 +17,7 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.actions import Update
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
+from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite_message
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop, know_counts
 from mpitrain.training.parts import Parts
@@ -169,12 +169,12 @@ class AsynchronousLoop(Loop):
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         if any(one.unused for one in updates):
             window.expect_used()
-        parts.count(done, batch.indices)
+        parts.count_steps(done, batch.indices)
         parts.stopping, found = bool(stopping), list[Step]()
         for step, update in enumerate(updates, done):
             if not (isfinite(update.loss) and isfinite(update.squares)):
                 data = named(parts.comm, source.unfit(step - done))
-                raise NonFinite(nonfinite(step + 1, "", data, also=""), found)
+                raise NonFinite(nonfinite_message(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
             taken = Taken(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading

@@ -18,7 +18,7 @@ from mpitrain.objective import reduction_of
 from mpitrain.objective.metrics import AllSamples, Metric
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import all_here, by_rank_0
-from mpitrain.step.agreement import over_counted
+from mpitrain.step.agreement import mean_correction
 from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.parts import SHARED_ERRORS, Parts
@@ -104,7 +104,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     }
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
-        mean *= over_counted(len(test) * each, counted)
+        mean *= mean_correction(len(test) * each, counted)
     return Epoch(epoch, found.pop("loss", mean), found)
 
 

@@ -33,7 +33,7 @@ from mpitrain.pipeline.runtime import Span
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import SharedError
-from mpitrain.step.agreement import NonFinite
+from mpitrain.step.agreement import Diverged
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
 from mpitrain.step.strategy import Strategy
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
-    ConfigError, DataError, NonFinite, ReplicaMismatch, UnknownAlgorithm, SharedError,
+    ConfigError, DataError, Diverged, ReplicaMismatch, UnknownAlgorithm, SharedError,
 )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ class Parts:
         """Steps of the whole run."""
         return self.rates.total_steps
 
-    def count(self, first: int, samples: Sequence[Sized]) -> None:
+    def count_steps(self, first: int, samples: Sequence[Sized]) -> None:
         """Count the steps from ``first`` on, each of which has taken some samples."""
         self.steps_done = first + len(samples)
         self.epoch, rest = divmod(self.steps_done - self.rates.ahead, self.sampler.steps_per_epoch)
@@ -272,7 +272,7 @@ class Parts:
     def refresh(self) -> None:
         """Show new values of this rank's pieces to all ranks."""
         self.store.publish()
-        self.passes.forget()
+        self.passes.forget_rounded()
 
     def drain(self) -> None:
         """Give all replicas the same weights, at the end of a run; tests and checkpoints do not."""

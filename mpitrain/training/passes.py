@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collectives import Communicator
-from mpitrain import nn
+from mpitrain import extras, nn
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
@@ -29,7 +29,6 @@ from mpitrain.training.partition import cut_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
-from mpitrain import extras
 
 
 class Passes:
@@ -160,7 +159,7 @@ class Passes:
         y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.resting())
         return self._device.get(y)
 
-    def forget(self) -> None:
+    def forget_rounded(self) -> None:
         """Drop the rounded parameters, as the parameters have changed."""
         if self._cast:
             self._cast.forget()
