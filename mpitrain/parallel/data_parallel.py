@@ -116,7 +116,7 @@ class Replicated(WholeGradients):
             self.pieces.append(Piece(b.start, self.parameters[own], self.gradients[own], b.group))
         self.bind_sums()
 
-    def counted(self, piece: Piece) -> slice:
+    def owned(self, piece: Piece) -> slice:
         # The replicas hold the same numbers: each takes its share of the work.
         comm = self.reduction.groups[piece.group]
         return share(piece.parameters.size, comm.rank, comm.size)

@@ -79,7 +79,7 @@ class NodeShared(WholeGradients):
             copy.settle()
         return perf_counter() - start
 
-    def counted(self, piece: Piece) -> slice:
+    def owned(self, piece: Piece) -> slice:
         # All nodes hold the same sums: each takes its share of the work.
         across = self._shared[piece.group].across
         return share(piece.parameters.size, across.rank, across.size)

@@ -77,7 +77,7 @@ class StepReport:
         labels, counted: what this rank's sums are divided by, and what counts in its labels, where
             the loss is a mean over what counts; else 0.
         memory: most bytes that it has had so far.
-        squares: those of :class:`~mpitrain.parallel.store.Store`.
+        noise_squares: the squares of :class:`~mpitrain.parallel.store.Store`.
     """
 
     loss: Scalar
@@ -92,7 +92,7 @@ class StepReport:
     labels: float = 0
     counted: Scalar = 0.0
     memory: float = 0
-    squares: Scalar = 0.0
+    noise_squares: Scalar = 0.0
 
     @property
     def numbers(self) -> list[float]:

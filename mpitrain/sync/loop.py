@@ -170,7 +170,7 @@ def strategy_of(parts: Parts) -> Anchored:
         gradients=store.gradients,
         pieces=store.pieces,
         state=updater.state,
-        counted=parts.gradient.counted(),
+        owned=parts.gradient.owned(),
         summation=lambda: build.summation(config, replica),
         dense=build.dense(config),
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),

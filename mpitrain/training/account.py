@@ -153,7 +153,7 @@ class Account:
         if self._noise:
             unscaled = (agreed.factor / taken.scale) ** 2
             whole = (agreed.grad_norm / taken.scale) ** 2
-            noise = self._noise.seen(samples, whole, agreed.squares * unscaled)
+            noise = self._noise.seen(samples, whole, agreed.noise_squares * unscaled)
         return Step(
             step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
             grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,

@@ -75,7 +75,7 @@ class UpdateWindow:
         self._unused.append(names - self._store.used)
         updater = self._parts.updater
         step = self._first + number // updater.per_step
-        updater.step(self._parts.rates.common(step), number=step)
+        updater.step(self._parts.rates.common(step), step_index=step)
         self._store.reset()
         # An update takes so many times the gradient that was summed, and is one of so many.
         squares = squares * updater.per_step

@@ -155,7 +155,7 @@ def _replace(parts: Parts) -> Callable[[], None] | None:
     if strategy is None:
         if not average:
             return None
-        parts.updater.exchange()
+        parts.updater.swap_averages()
         return parts.updater.exchange
     together = strategy.mean(parts.updater.slot(AVERAGE)) if average else strategy.consensus()
     parameters = cast(Replicated, parts.store).parameters

@@ -259,8 +259,8 @@ class Parts:
         own = [
             (tensor, piece.start + part.start - tensor.start, self.device.get(of(number)[part]))
             for number, piece in enumerate(self.store.pieces)
-            if self.grid.counts(piece.group)
-            for tensor, part in overlaps(self.arena.tensors, piece, self.store.counted(piece))
+            if self.grid.owns(piece.group)
+            for tensor, part in overlaps(self.arena.tensors, piece, self.store.owned(piece))
         ]
         every = self.comm.allgather(own) if everywhere else self.comm.gather(own)
         for tensor, first, values in chain.from_iterable(every or ()):

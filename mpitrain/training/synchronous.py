@@ -92,7 +92,8 @@ class SynchronousLoop(Loop):
         with parts.span("update", "update"):
             # The gradient was divided by the labels; agreed.factor divides it by what counts.
             factor = clip / scale * agreed.factor
-            parts.updater.step(parts.rates.common(done), factor, done, agreed.unused)
+            rate = parts.rates.common(done)  # groups multiply it; a record has the first one's
+            parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
         with parts.span("publish", "communicate"):
             seconds = parts.store.publish()
         parts.scale.went_well()

@@ -6,8 +6,8 @@ FAULTS = [
     Fault(
         "clip: the norm of this rank alone", "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/step/gradient.py",
-        "if self.grid.counts(piece.group)\n        ]",
-        "if self.grid.counts(piece.group) and self.grid.comm.rank == 0\n        ]",
+        "if self.grid.owns(piece.group)\n        ]",
+        "if self.grid.owns(piece.group) and self.grid.comm.rank == 0\n        ]",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch", "tests/mpi/mpitrain/test_layouts.py",
