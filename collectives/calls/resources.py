@@ -271,7 +271,7 @@ class Resources:
         if key not in self._extents:
             most = np.array(extras.extent_of(schedule, [self.comm.rank]))
             self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
-            self._extents[key] = most.tolist()
+            self._extents[key] = extras.Extent(*most.tolist())
         return self._extents[key]
 
     @property
