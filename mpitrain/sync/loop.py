@@ -82,11 +82,10 @@ class DriftingLoop(SynchronousLoop):
         return replace(found, own_norm=own.own_norm, factor=own.factor, unused=own.unused)
 
     def roll_back(
-        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches,
-        state_before: Mapping[str, Array],
-    ) -> Skipped | None:  # fmt: skip
+        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
+    ) -> Skipped | None:
         if self._every == 1:
-            return super().roll_back(agreed, loss, micro_batches, state_before)
+            return super().roll_back(agreed, loss, micro_batches, state)
         # This worker alone goes on with its old weights, until all agree and raise.
         failed = ", ".join(self.parts.gradient.own_culprits(loss)[:3])
         unfit = micro_batches.unfit(nothing_counts=agreed.nothing_counts)
@@ -99,8 +98,7 @@ class DriftingLoop(SynchronousLoop):
         with parts.span("exchange", "communicate"), waiting:
             began = perf_counter()
             self._strategy.after_step(parts.steps_done)
-            seconds = perf_counter() - began
-        return seconds
+            return perf_counter() - began
 
     def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now, perhaps with a straggler's; collective.

@@ -72,9 +72,8 @@ class Account:
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
         self.spent = np.zeros(comm.size)
-        is_asked = parts.store.squares_parts = config.run.noise_scale
         is_split = config.stages > 1 and any(one.tied for one in parts.model.layers.values())
-        count = parts.passes.parts
+        count, is_asked = parts.passes.parts, config.run.noise_scale
         self._noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
 
     def begin(self) -> None:

@@ -265,9 +265,10 @@ def _add_update(parts: Parts) -> None:
         )  # fmt: skip
 
     parts.updater = together(parts.comm, updater, ConfigError)
+    parts.store.squares_parts = parts.config.run.noise_scale
     parts.counting = build.counting(parts)
     if parts.counting and isinstance(parts.store, WholeGradients):
-        parts.store.overlaps = False
+        parts.store.starts_early = False
 
 
 def _add_pipeline(parts: Parts) -> None:

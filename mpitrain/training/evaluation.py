@@ -156,7 +156,7 @@ def _replace(parts: Parts) -> Callable[[], None] | None:
         if not average:
             return None
         parts.updater.swap_averages()
-        return parts.updater.exchange
+        return parts.updater.swap_averages
     together = strategy.mean(parts.updater.slot(AVERAGE)) if average else strategy.consensus()
     parameters = cast(Replicated, parts.store).parameters
     own = parameters.copy()

@@ -162,9 +162,8 @@ def read_batches(
 
 
 def compute_gradient(
-    parts: Parts, passes: Passes, step: int, source: MicroBatches,
-    sharers: Communicator | None = None,
-) -> tuple[Scalar, float]:  # fmt: skip
+    parts: Parts, passes: Passes, step: int, source: MicroBatches, ranks: Communicator | None = None
+) -> tuple[Scalar, float]:
     """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
 
     Args:
@@ -172,20 +171,20 @@ def compute_gradient(
         passes: passes of the ranks that take part.
         step: number of the step, counted from 0.
         source: the micro-batches.
-        sharers: ranks that share the gradient, where all ranks take the step.
+        ranks: those that share the gradient, where all ranks take the step.
 
     Returns:
         This rank's part of the mean loss, and the seconds spent in the sum.
     """
 
     def complete_sums(update: int, loss: Scalar) -> tuple[Scalar, float]:
-        waiting = parts.comm.waiting("the sum of gradients", by_all=sharers is not None)
+        waiting = parts.comm.waiting("the sum of gradients", by_all=ranks is not None)
         with parts.span("reduce", "communicate"), waiting:
             if parts.counting is not None:
                 loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
-    know_counts(parts, source, parts.counting or sharers)
+    know_counts(parts, source, parts.counting or ranks)
     (found,) = passes.runner().run(
         source,
         Latest(passes.weights),

@@ -82,8 +82,7 @@ class SynchronousLoop(Loop):
     def update(self, agreed: Agreed) -> float:
         """Update this rank's pieces by the clipped, unscaled gradient; collective.
 
-        Returns:
-            Seconds of publishing the parameters.
+        Returns the seconds of publishing.
         """
         parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
         parts.summation.commit(agreed.factor)  # first, as it refuses some factors
@@ -100,10 +99,9 @@ class SynchronousLoop(Loop):
         return seconds
 
     def roll_back(
-        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches,
-        state_before: Mapping[str, Array],
-    ) -> Skipped | None:  # fmt: skip
-        """Change no parameter, restore the layers' state, lower the loss scale; collective.
+        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
+    ) -> Skipped | None:
+        """Change no parameter, restore the layers' ``state``, lower the loss scale; collective.
 
         Returns:
             The record; None: this worker alone has left the step out, and :meth:`record` keeps it
@@ -114,7 +112,7 @@ class SynchronousLoop(Loop):
         """
         parts, number, scale = self.parts, self.parts.steps_done + 1, self.parts.scale
         parts.summation.rollback()
-        for name, values in state_before.items():
+        for name, values in state.items():
             parts.state[name][...] = values
         unfit = micro_batches.unfit(nothing_counts=agreed.nothing_counts)
         culprits, data = parts.gradient.culprits(loss), named(parts.comm, unfit)

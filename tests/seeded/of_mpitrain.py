@@ -222,7 +222,7 @@ FAULTS = [
     Fault(
         "updates: a tensor without a gradient counts a step", "tests/mpi/mpitrain/test_unused.py",
         "mpitrain/step/update.py",
-        "taken, rate = self.steps - run.left_out, lr * group.rate",
+        "taken, rate = self.steps - stretch.left_out, lr * group.rate",
         "taken, rate = self.steps, lr * group.rate",
     ),
     Fault(
