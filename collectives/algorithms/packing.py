@@ -46,10 +46,8 @@ class Tree:
         for rank in reversed(order):
             heights[rank] = max((heights[child] + 1 for child in children[rank]), default=0)
         return [
-            TreePlace(
-                heights[rank], None if parent == rank else parent, heights[parent], tuple(own)
-            )
-            for rank, (parent, own) in enumerate(zip(self.parents, children))
+            TreePlace(heights[rank], None if up == rank else up, heights[up], tuple(children[rank]))
+            for rank, up in enumerate(self.parents)
         ]
 
 
