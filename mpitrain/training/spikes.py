@@ -77,8 +77,7 @@ class Spikes:
                 step=last,
             ) from error
         # A step that is done may be the newest one of the streak itself.
-        earlier = max(self.streak - 1, 0) if last == done else self.streak
-        first = last - earlier
+        first = last - (max(self.streak - 1, 0) if last == done else self.streak)
         left_out, times = self.left_out, self.times + 1
         found = restore(first)
         if found is None:

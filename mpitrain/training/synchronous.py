@@ -80,10 +80,8 @@ class SynchronousLoop(Loop):
         return agreed
 
     def update(self, agreed: Agreed) -> float:
-        """Update this rank's pieces by the clipped, unscaled gradient; collective.
-
-        Returns the seconds of publishing.
-        """
+        """Update this rank's pieces by the clipped, unscaled gradient; returns seconds of
+        publishing them; collective."""
         parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
         parts.summation.commit(agreed.factor)  # first, as it refuses some factors
         limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
@@ -143,5 +141,4 @@ class SynchronousLoop(Loop):
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
         # The loss is a mean over the batch; a worker's own one is over its share of it.
-        scale = parts.scale.value * self.workers
-        return parts.passes.source(batch.held, batch.indices, scale)
+        return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)
