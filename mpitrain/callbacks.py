@@ -27,10 +27,10 @@ from mpitrain.metrics.writer import ReportError
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
-from mpitrain.step.agreement import Diverged, NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
+from mpitrain.update.agreement import Diverged, NonFinite
 
 
 def ends_period(parts: Parts) -> bool:

@@ -9,8 +9,8 @@ from mpi4py import MPI
 from mpitrain.callbacks import Callbacks, is_test_due, is_test_missing, running
 from mpitrain.metrics.records import Epoch, Record, Summary, Write
 from mpitrain.ranks.same import expect_same
-from mpitrain.step.agreement import Diverged
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Diverged
 
 
 class Steps(Protocol):

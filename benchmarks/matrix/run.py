@@ -34,9 +34,9 @@ from mpitrain.ranks.together import all_here, together
 from mpitrain.report.facts import duration, number
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import Diverged
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.update.agreement import Diverged
 
 #: Attempts in which the ranks ended, after which a cell is left alone.
 _ATTEMPTS = 2

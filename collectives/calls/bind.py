@@ -12,10 +12,10 @@ from collectives import extras
 from collectives.algorithms import build, in_segments, own, parse
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
+from collectives.calls.choice import Choice, Kind, Situation, choose
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind

@@ -20,7 +20,7 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
-from mpitrain.step.update import AVERAGE
+from mpitrain.update.updater import AVERAGE
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader

@@ -15,7 +15,7 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.step.update import AVERAGE
+from mpitrain.update.updater import AVERAGE
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader

@@ -24,6 +24,7 @@ from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured
 from mpitrain.metrics.writer import ReportError
 from mpitrain.optim.schedule_table import Factor
+from mpitrain.parallel.precision import compute_type
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
@@ -32,11 +33,10 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, together
 from mpitrain.run import train as run_training
 from mpitrain.start import start
-from mpitrain.step.agreement import Diverged
-from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, UserObjects
+from mpitrain.update.agreement import Diverged
 
 
 def run(argv: Sequence[str]) -> int:

@@ -21,10 +21,10 @@ from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import Agreed, NonFinite
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Agreed, NonFinite
 
 #: Sum of the losses, and samples, of each client of a round.
 Losses = Mapping[int, tuple[float, int]]

@@ -29,10 +29,10 @@ from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
 from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import NonFinite
 
 
 def hold(parts: Parts, flat: Array) -> Store:

@@ -20,12 +20,12 @@ from mpitrain.server.hogwild import HogwildTables, NodeCopy, Unlocked
 from mpitrain.server.messages import MessageKind, ParameterExchange, Servers
 from mpitrain.server.roles import Members
 from mpitrain.server.store import WorkerStore
-from mpitrain.step.agreement import NonFinite, nonfinite_message
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.loop import Batch, compute_gradient
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
+from mpitrain.update.agreement import NonFinite, nonfinite_message
 
 
 class Worker:

@@ -19,7 +19,6 @@ from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped, Step
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 from mpitrain.sync.anchored import Anchored
 from mpitrain.sync.workers import Workers
 from mpitrain.training import build
@@ -28,6 +27,7 @@ from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import Parts
 from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 
 class Untold(NamedTuple):

@@ -16,8 +16,8 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.training.batches import MicroBatches
+from mpitrain.update.agreement import Agreed, StepReport
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts

@@ -17,10 +17,10 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.actions import Update
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite_message
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop, know_counts
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Agreed, NonFinite, named, nonfinite_message
 
 
 class Updated(NamedTuple):

@@ -18,10 +18,10 @@ from mpitrain.objective import reduction_of
 from mpitrain.objective.metrics import AllSamples, Metric
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import all_here, by_rank_0
-from mpitrain.step.agreement import mean_correction
-from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.update.agreement import mean_correction
+from mpitrain.update.updater import AVERAGE
 
 #: Micro-batches of each replica that are read at a time.
 _AT_A_TIME = 8

@@ -19,11 +19,11 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether, together
-from mpitrain.step.agreement import mean_correction
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
+from mpitrain.update.agreement import mean_correction
 
 
 class Batch(NamedTuple):

@@ -26,6 +26,7 @@ from mpitrain.optim.optimizers import Optimizer
 from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 from mpitrain.parallel.arena import SPREAD, Arena
 from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.precision import LossScale
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store, overlaps
 from mpitrain.parallel.summation import Summation
@@ -33,17 +34,16 @@ from mpitrain.pipeline.runtime import Span
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import SharedError
-from mpitrain.step.agreement import Diverged
-from mpitrain.step.gradient import GlobalGradient
-from mpitrain.step.precision import LossScale
-from mpitrain.step.strategy import Strategy
-from mpitrain.step.update import Updater
 from mpitrain.training.account import Account
 from mpitrain.training.early_stopping import MeasuredRates, Watch
 from mpitrain.training.feed import Feed
 from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
+from mpitrain.training.strategy import Strategy
+from mpitrain.update.agreement import Diverged
+from mpitrain.update.gradient import GlobalGradient
+from mpitrain.update.updater import Updater
 
 if TYPE_CHECKING:
     from mpitrain.training.padding import Padding

@@ -15,6 +15,7 @@ from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Terms
 from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.precision import CastWeights, compute_type
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
@@ -22,7 +23,6 @@ from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import Stage
 from mpitrain.ranks.together import together
-from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.partition import cut_of, schedule_of

@@ -7,7 +7,7 @@ from statistics import median
 
 from mpitrain.config.tables import Run
 from mpitrain.metrics.records import Back, Resumed, Step
-from mpitrain.step.agreement import Diverged
+from mpitrain.update.agreement import Diverged
 
 
 class Spike(Diverged):

@@ -8,10 +8,10 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped
-from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 from mpitrain.training.account import Taken
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import Batch, Loop, compute_gradient, read_batches
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 
 class SynchronousLoop(Loop):

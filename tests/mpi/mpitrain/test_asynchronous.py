@@ -18,9 +18,9 @@ from mpitrain.metrics.records import Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.update import Updater
 from mpitrain.training.parts import Parts, UserObjects
+from mpitrain.update.agreement import NonFinite
+from mpitrain.update.updater import Updater
 from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
 

@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 from mpitrain.group import TensorGroup
 from mpitrain.objective import CrossEntropy
 from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
-from mpitrain.step.precision import LossScale
+from mpitrain.parallel.precision import LossScale
 
 
 def softmax_cross_entropy(scores, labels, divisor, smoothing=0.0):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from mpitrain.config.tables import Run
-from mpitrain.step.agreement import Diverged, NonFinite
 from mpitrain.training.spikes import Spike, Spikes
+from mpitrain.update.agreement import Diverged, NonFinite
 
 
 @dataclass

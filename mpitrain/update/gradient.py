@@ -14,7 +14,7 @@ from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, StepReport, mean_correction, named
+from mpitrain.update.agreement import Agreed, StepReport, mean_correction, named
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer
 from mpitrain.parallel.store import Allocate, Piece, Store, overlaps
-from mpitrain.step.gradient import GlobalGradient
+from mpitrain.update.gradient import GlobalGradient
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"
