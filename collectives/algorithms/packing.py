@@ -113,7 +113,6 @@ def links_of(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def _most(spare: Lanes, root: int, missing: int, parents: Sequence[int]) -> int:
     """The greatest weight of a tree that leaves enough flow to every rank for the others."""
-
     links = links_of(parents)
 
     def leaves_enough(weight: int) -> bool:

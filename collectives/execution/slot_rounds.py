@@ -91,6 +91,7 @@ class SlotBinder:
     """Turns one rank's rounds into calls.
 
     Attributes:
+        count, room: items of a block of the buffers, and of a piece.
         rooms: memory of one piece, which all pieces use, in the place of a buffer.
         arrivals: memory in which messages of other nodes wait to be reduced.
     """
