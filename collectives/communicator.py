@@ -147,7 +147,7 @@ class Communicator(  # type: ignore[misc]
         Cost: a Python call a round, 0.1 us.
         """
         traffic = Traffic()
-        self._engine.count(traffic)
+        self._engine.set_traffic(traffic)
         return traffic
 
     @property

@@ -73,7 +73,7 @@ __getattr__, __dir__ = names_of(
         "collectives.compile.cost": "CostModel=Model best_segments cost_of=count",
         "collectives.execution.device_plan": "DevicePlan gated",
         "collectives.execution.shared": "bind_shared runs_shared",
-        "collectives.execution.slot_rounds": "bind_slots extent_of fits_slots",
+        "collectives.execution.slot_rounds": "Extent bind_slots extent_of fits_slots",
         "collectives.execution.transport.checked": "CheckedTransport",
         "collectives.execution.transport.cuda_ipc": "exchange release",
         "collectives.execution.transport.cuda_memory": "CudaMemory",

@@ -27,10 +27,10 @@ from mpitrain.metrics.writer import ReportError
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
+from mpitrain.update.agreement import Diverged, NonFinite
 
 
 def ends_period(parts: Parts) -> bool:
@@ -100,10 +100,10 @@ class Callbacks:
         if self._parts.spikes and isinstance(record, Step):
             self._parts.spikes.see(record)
 
-    def go_back(self, error: NonFinite) -> None:
+    def go_back(self, error: Diverged) -> None:
         """Go back to the newest checkpoint after a spike, as ``run.on_spike`` says; collective.
 
-        NonFinite on all ranks: nobody goes back, or no more.
+        The error on all ranks: nobody goes back, or no more.
         """
         parts = self._parts
         if parts.spikes is None:
@@ -205,7 +205,7 @@ class Callbacks:
         """Begin to write a checkpoint, but in a spike that may still end; collective."""
         parts = self._parts
         is_last = best or parts.steps_done == parts.total_steps
-        if is_last or not (parts.spikes and parts.spikes.apart):
+        if is_last or not (parts.spikes and parts.spikes.streak):
             self._write_saved(save(parts, self._writer, best=best))
         if not best:
             self._saved = parts.steps_done

@@ -9,8 +9,8 @@ from mpi4py import MPI
 from mpitrain.callbacks import Callbacks, is_test_due, is_test_missing, running
 from mpitrain.metrics.records import Epoch, Record, Summary, Write
 from mpitrain.ranks.same import expect_same
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Diverged
 
 
 class Steps(Protocol):
@@ -43,8 +43,9 @@ def train(
             prints; empty: no line.
 
     Raises:
-        NonFinite: on all ranks: a loss or gradient is not finite.  No checkpoint holds such values.
-            As after any error on all ranks, a checkpoint that was being written is completed first.
+        Diverged: on all ranks: a loss or gradient is not finite (NonFinite), which no checkpoint
+            holds, or losses are far above those before (Spike).  As after any error on all ranks, a
+            checkpoint that was being written is completed first.
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks: replicas hold different values.
         mpitrain.checkpoint.manifest.CheckpointError: on all ranks: a checkpoint cannot be written.
         Stopped: on all ranks, after a checkpoint: a rank was asked to stop; exit status 75 if
@@ -105,7 +106,7 @@ def _has_ended(loop: Steps, run: Callbacks) -> bool:
                 run.stop()
             if is_test_due(parts):
                 run.test()
-    except NonFinite as error:
+    except Diverged as error:
         for record in error.before:
             run.write(record)
         run.go_back(error)

@@ -15,6 +15,7 @@ from mpitrain.data.map_style import Collate
 from mpitrain.metrics.records import Epoch, Record, Write
 from mpitrain.normalise import normalise, ranks
 from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks import GRACE_S
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
@@ -130,8 +131,9 @@ class Trainer(ClosedTogether):
         check_launch()  # before the program's functions are called
         whole = ranks(comm)
         given = Given(
-            model, train_data, test_data, loss, metrics, optimizer, cuts, splits, schedule,
-            classes, collate_fn, clients,
+            model=model, train_data=train_data, test_data=test_data, loss=loss, metrics=metrics,
+            optimizer=optimizer, cuts=cuts, splits=splits, schedule=schedule,
+            classes=classes, collate_fn=collate_fn, clients=clients,
         )  # fmt: skip
         with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
             job, objects, module = normalise(whole, config, given, settings)
@@ -334,7 +336,7 @@ class Trainer(ClosedTogether):
         with all_or_nobody(self.comm):
             try:
                 with (
-                    stop_flag(60.0, self.comm, beside=given) as parts.stop,
+                    stop_flag(GRACE_S, self.comm, beside=given) as parts.stop,
                     limit_blas_threads(self.comm),
                 ):
                     _, tests = trained(

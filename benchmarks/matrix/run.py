@@ -34,14 +34,14 @@ from mpitrain.ranks.together import all_here, together
 from mpitrain.report.facts import duration, number
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.update.agreement import Diverged
 
 #: Attempts in which the ranks ended, after which a cell is left alone.
 _ATTEMPTS = 2
 _REFUSED = (ConfigError, UnknownAlgorithm)
-_FAILED = (DataError, NonFinite, ReplicaMismatch, CheckpointError, CollectiveError)
+_FAILED = (DataError, Diverged, ReplicaMismatch, CheckpointError, CollectiveError)
 
 Say = Callable[[str], None]
 

@@ -41,34 +41,22 @@ def node(place: int, size: int) -> Node:
 
 
 def trees(rank: int, size: int) -> list[TreePlace]:
-    """A rank's place in the tree over the ranks as they are, which carries chunk 0, and in its
-    mirror image (even p) or its shift (odd p), which carries chunk 1."""
-
-    def same(r: int) -> int:
-        return r
-
-    def mirrored(r: int) -> int:
-        return size - 1 - r
-
-    def shifted(r: int) -> int:
-        return (r - 1) % size
-
-    def unshifted(r: int) -> int:
-        return (r + 1) % size
-
-    second = (mirrored, mirrored) if size % 2 == 0 else (shifted, unshifted)
+    """A rank's place in the tree over the ranks as they are, which carries chunk 0, and in that of
+    :func:`second_rank`, which carries chunk 1."""
+    other = size - 1 - rank if size % 2 == 0 else (rank - 1) % size
     both = []
-    for place_of, rank_of in ((same, same), second):
-        height, parent, children = node(place_of(rank), size)
-        both.append(
-            TreePlace(
-                height,
-                None if parent is None else rank_of(parent),
-                0 if parent is None else node(parent, size).height,
-                tuple(rank_of(child) for child in children),
-            )
-        )
+    for place, rank_at in ((rank, lambda place, size: place), (other, second_rank)):
+        height, parent, children = node(place, size)
+        parent_rank = None if parent is None else rank_at(parent, size)
+        parent_height = 0 if parent is None else node(parent, size).height
+        child_ranks = tuple(rank_at(child, size) for child in children)
+        both.append(TreePlace(height, parent_rank, parent_height, child_ranks))
     return both
+
+
+def second_rank(place: int, size: int) -> int:
+    """The rank at a place of the second tree: the mirror image (even p) or the shift (odd p)."""
+    return size - 1 - place if size % 2 == 0 else (place + 1) % size
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -87,8 +75,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
-    both = trees(rank, size)
-    second = _second_root(size)
+    both, second = trees(rank, size), second_rank(0, size)
     total = workspace if rank else recvbuf
     yield from rise([*enumerate(both)], _height(size), total)
     if rank == second:
@@ -109,18 +96,15 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
         )
         for tree in trees(rank, size)
     ]
-    second = _second_root(size)
-    yield (Copy(recvbuf[0:2], sendbuf[0:2]),) if rank == 0 else ()
+    second = second_rank(0, size)
     if rank == 0:
+        yield (Copy(recvbuf[0:2], sendbuf[0:2]),)
         yield (Send(second, recvbuf[1]),)
     else:
+        yield ()
         yield (Recv(0, recvbuf[1]),) if rank == second else ()
     yield from fall([*enumerate(both)], _height(size))
 
 
 def _height(size: int) -> int:
     return (size - 1).bit_length()
-
-
-def _second_root(size: int) -> int:
-    return size - 1 if size % 2 == 0 else 1

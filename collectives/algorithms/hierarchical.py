@@ -36,33 +36,30 @@ def allreduce(size: int, local: int = 0, intra: str = "ring", inter: str = "ring
 
     def generate(rank: int) -> Iterator[Round]:
         node, place = divmod(rank, local)
-        inside, outside = node * local, place
+        first = node * local  # rank of the node
 
         def of_scatter(chunk: Chunk) -> Chunk:
             return _spread(chunk, shard, place if chunk.buffer == "recvbuf" else 0)
 
         def of_across(chunk: Chunk) -> Chunk:
-            first = place * shard
-            return Chunk("recvbuf", first + chunk.start, first + chunk.stop)
+            own = place * shard
+            return Chunk("recvbuf", own + chunk.start, own + chunk.stop)
 
         def of_gather(chunk: Chunk) -> Chunk:
             if chunk.buffer == "sendbuf":
                 return Chunk("recvbuf", place * shard, (place + 1) * shard)
             return _spread(chunk, shard)
 
-        yield from _moved(scatter.rounds(place), inside, 1, of_scatter)
-        yield from _moved(across.rounds(node), outside, local, of_across)
-        yield from _moved(gather.rounds(place), inside, 1, of_gather)
+        yield from _moved(scatter.rounds(place), first, 1, of_scatter)
+        yield from _moved(across.rounds(node), place, local, of_across)
+        yield from _moved(gather.rounds(place), first, 1, of_gather)
 
     return Schedule(
         "allreduce",
         f"hierarchical:local={local},intra={scatter.algorithm},inter={across.algorithm}",
-        size,
-        local * shard,
-        scatter.workspace * shard,
-        True,
-        generate,
-    )
+        size, chunks=local * shard, workspace=scatter.workspace * shard, in_place=True,
+        generate=generate,
+    )  # fmt: skip
 
 
 def by_leaders(size: int, local: int = 0, intra: str = "ring", inter: str = "ring") -> Schedule:
@@ -98,12 +95,8 @@ def by_leaders(size: int, local: int = 0, intra: str = "ring", inter: str = "rin
     return Schedule(
         "allreduce",
         f"leaders:local={local},intra={inside.algorithm},inter={across.algorithm}",
-        size,
-        chunks,
-        0,
-        inside.in_place,
-        generate,
-    )
+        size, chunks=chunks, workspace=0, in_place=inside.in_place, generate=generate,
+    )  # fmt: skip
 
 
 def _split(name: str, size: int, local: int) -> tuple[int, int]:

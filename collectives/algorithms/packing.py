@@ -7,6 +7,7 @@ turned the proof into the algorithm used here: grow a tree, and take no link wit
 remaining trees could not reach some rank.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -30,19 +31,13 @@ class Tree:
         self.parents = parents
 
     @property
-    def links(self) -> tuple[list[int], list[int]]:
-        """Parents and children of all links, to index a matrix with."""
-        pairs = [(parent, rank) for rank, parent in enumerate(self.parents) if parent != rank]
-        return [parent for parent, _ in pairs], [child for _, child in pairs]
-
-    @property
     def height(self) -> int:
         return max(place.height for place in self.places)
 
     @cached_property
     def places(self) -> list[TreePlace]:
         children: list[list[int]] = [[] for _ in self.parents]
-        for parent, rank in zip(*self.links):
+        for parent, rank in zip(*links_of(self.parents)):
             children[parent].append(rank)
         heights = [0] * len(self.parents)
         order = [rank for rank, parent in enumerate(self.parents) if parent == rank]
@@ -51,13 +46,8 @@ class Tree:
         for rank in reversed(order):
             heights[rank] = max((heights[child] + 1 for child in children[rank]), default=0)
         return [
-            TreePlace(
-                heights[rank],
-                None if parent == rank else parent,
-                heights[parent],
-                tuple(children[rank]),
-            )
-            for rank, parent in enumerate(self.parents)
+            TreePlace(heights[rank], None if up == rank else up, heights[up], tuple(children[rank]))
+            for rank, up in enumerate(self.parents)
         ]
 
 
@@ -87,9 +77,9 @@ def pack(lanes: Lanes, root: int = 0) -> list[Tree]:
     trees = []
     while missing:
         parents = _grow(spare, root, missing)
-        weight = _most(spare, root, missing, Tree(1, parents))
+        weight = _most(spare, root, missing, parents)
         trees.append(Tree(weight, parents))
-        spare[trees[-1].links] -= weight
+        spare[links_of(parents)] -= weight
         missing -= weight
     return trees
 
@@ -115,15 +105,22 @@ def _grow(spare: Lanes, root: int, missing: int) -> tuple[int, ...]:
     return tuple(parents[rank] for rank in range(len(spare)))
 
 
-def _most(spare: Lanes, root: int, missing: int, tree: Tree) -> int:
-    """The greatest weight of ``tree`` that leaves enough flow to every rank for the others."""
+def links_of(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Parents and children of all links of a tree, to index a matrix with."""
+    pairs = [(parent, rank) for rank, parent in enumerate(parents) if parent != rank]
+    return [parent for parent, _ in pairs], [child for _, child in pairs]
+
+
+def _most(spare: Lanes, root: int, missing: int, parents: Sequence[int]) -> int:
+    """The greatest weight of a tree that leaves enough flow to every rank for the others."""
+    links = links_of(parents)
 
     def leaves_enough(weight: int) -> bool:
         left = spare.copy()
-        left[tree.links] -= weight
+        left[links] -= weight
         return connectivity(left, root) >= missing - weight
 
-    least, most = 1, min(missing, int(spare[tree.links].min()))
+    least, most = 1, min(missing, int(spare[links].min()))
     while least < most:  # the capacity of each cut falls linearly with the weight
         middle = (least + most + 1) // 2
         least, most = (middle, most) if leaves_enough(middle) else (least, middle - 1)

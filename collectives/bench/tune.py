@@ -13,8 +13,8 @@ from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.bench.point_to_point import half_round_trip
+from collectives.calls.choice import Entry, Kind, Rule, Table, load
 from collectives.calls.native import library
-from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError

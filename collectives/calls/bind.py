@@ -12,10 +12,10 @@ from collectives import extras
 from collectives.algorithms import build, in_segments, own, parse
 from collectives.calls.buffers import OPAQUE, CallBuffer
 from collectives.calls.call import Call
+from collectives.calls.choice import Choice, Kind, Situation, choose
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.errors import CollectiveError
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.messages import Operands, bind
@@ -41,7 +41,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None = None,
-        unordered: bool = False,
+        in_order: bool = True,
     ) -> Plan | NativePlan:
         """The plan of a call.
 
@@ -50,7 +50,7 @@ class Binder:
             planned: gives it tags and counters of its own.  A blocking call uses those of all
                 blocking calls, and names the memory by address, so that its plan does not keep it.
             keep: takes the plan of a nonblocking call in shared memory at the end of its run.
-            unordered: whether the ranks may begin the runs of such plans in another order.
+            in_order: whether the ranks begin the runs of such plans in one order.
 
         Raises:
             InvalidBuffer: buffers share memory, or their sum cannot be reproducible.
@@ -58,7 +58,7 @@ class Binder:
         """
         memory = self._resources.devices.memory(call.buffer.gpu)
         with memory.working() if is_queued(memory) else nullcontext():
-            return self._bind(call, memory, places, planned, keep, unordered)
+            return self._bind(call, memory, places, planned, keep, in_order)
 
     def _bind(
         self,
@@ -67,7 +67,7 @@ class Binder:
         places: Places | None,
         planned: bool,
         keep: Callable[[Plan], object] | None,
-        unordered: bool,
+        in_order: bool,
     ) -> Plan | NativePlan:
         """As :meth:`bind`; what is allocated in it is the plans' stream's."""
         resources, progress = self._resources, self._resources.progress
@@ -76,7 +76,7 @@ class Binder:
             binding = Binding("reproducible", progress, resources.take_tags() if planned else None)
             operands = staged(call, not planned, widens=False)
             return extras.bind_exact(call, resources.transport, operands, binding)
-        algorithm, reason = self._choice(call, self.memory_of(call, places), planned, unordered)
+        algorithm, reason = self._choice(call, self.memory_of(call, places), planned, in_order)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             before = waits_for_device(call.arguments, resources.devices.is_direct)
@@ -104,7 +104,7 @@ class Binder:
                     schedule, node, places, call.count, dtype, call.combine, binding
                 )
             log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-        fits = not unordered and self._fits_slots(call, schedule, memory)
+        fits = in_order and self._fits_slots(call, schedule, memory)
         slots = resources.slots if fits else None
         # On several nodes, only what says how many ranks they have was written for them.
         if slots and (len(slots.ranks) == size or "local" in parse(algorithm)[1]):
@@ -132,14 +132,14 @@ class Binder:
             return "ipc" if places else "cupy"
         return "shared" if places else "numpy"
 
-    def _choice(self, call: Call, memory: Kind, planned: bool, unordered: bool) -> Choice:
+    def _choice(self, call: Call, memory: Kind, planned: bool, in_order: bool) -> Choice:
         """The algorithm with all its options, and the reason for it."""
         choice = Choice(call.algorithm, call.why)
         resources, delays = self._resources, self._resources.settings.transport.delays
         if call.algorithm == "auto" or (call.algorithm == "native" and delays):
             fault = fault_of_native(call, planned)
             native = can_be_native(call) and not resources.settings.needs_messages and not fault
-            situation = self._situation(call, memory, native)._replace(unordered=unordered)
+            situation = self._situation(call, memory, native)._replace(unordered=not in_order)
             choice = choose(resources.table, situation)
             if native and call.buffer.items.dtype == OPAQUE:
                 choice = Choice("native", "only the library knows its items")

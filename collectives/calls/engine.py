@@ -98,7 +98,7 @@ class Engine:
             self.progress.drain()
             yield
 
-    def count(self, traffic: Traffic | None) -> None:
+    def set_traffic(self, traffic: Traffic | None) -> None:
         """Counts in ``traffic`` what plans send that are made from now on; ``None`` stops that."""
         self.progress.traffic = traffic
         self._cache.free()
@@ -309,15 +309,15 @@ class Engine:
                 entry = CachedCall(arguments.op, None, location, None, call.key)
                 self._cache.remember(key, entry)
         if plan is None:
-            made = self._binder.bind(call, places, True, keep, unordered=not in_order)
+            made = self._binder.bind(call, places, True, keep, in_order=in_order)
             self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
             return made
         plan.keep, self.last_plan = keep, plan
         return plan
 
-    def _keep_begun(self, parsed: Key | None, location: Location, _: object, plan: Plan) -> None:
-        """Keeps a plan that has ended for the next nonblocking call on the same memory, which the
-        third argument has kept until now."""
+    def _keep_begun(self, parsed: Key | None, location: Location, held: object, plan: Plan) -> None:
+        """Keeps a plan that has ended for the next nonblocking call on the same memory, which
+        ``held``, the call or its arguments, has kept until now."""
         if self.resources.node is None or not self._cache.keep(parsed, location, plan):
             plan.Free()
 

@@ -12,11 +12,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy import ndarray
 
+from collectives.calls.choice import NEVER, ORDINARY, SHARED, Situation
 from collectives.calls.mpi4py_spec import CONSTANTS, COUNTABLE, LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import library
 from collectives.calls.native_plan import Native
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 

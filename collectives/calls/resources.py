@@ -9,9 +9,9 @@ from mpi4py import MPI
 
 from collectives import extras
 from collectives.calls.buffer_protocols import read_shape, read_type
+from collectives.calls.choice import Table, load
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
-from collectives.calls.tuner import Table, load
 from collectives.clocks import clock
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
@@ -271,7 +271,7 @@ class Resources:
         if key not in self._extents:
             most = np.array(extras.extent_of(schedule, [self.comm.rank]))
             self.wait(self.channel.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
-            self._extents[key] = most.tolist()
+            self._extents[key] = extras.Extent(*most.tolist())
         return self._extents[key]
 
     @property

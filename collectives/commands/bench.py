@@ -77,7 +77,7 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add = group("what is measured").add_argument
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
-    add("-o", "--op", choices=OPERATIONS, default="sum", help="reduction (sum)")
+    add("-o", "--op", choices=OPERATIONS, default="sum", help="reduction, as in nccl-tests (sum)")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
     place = "run out of place, in place, or both (out)"
     add("--place", choices=("out", "in", "both"), default="out", help=place)
@@ -98,15 +98,15 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add_sizes(add, "1M", 4)
     add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
     add = group("repeats and checks").add_argument
-    add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
+    add("-n", "--iters", type=positive, help="calls in a repeat, as nccl-tests' (20 ms of them)")
     before = "calls before a repeat's timed ones (1)"
     add("-w", "--warmup_iters", type=count, default=1, help=before)
     add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
-    checked = "1: check results bit by bit (1)"
+    checked = "check results bit by bit: 1 yes, 0 no (1)"
     add("-c", "--check", type=int, choices=(0, 1), default=1, help=checked)
     average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
-    floor = "print the least time that memory bandwidth (STREAM) allows, over the measured time"
+    floor = "print the least time that memory bandwidth (STREAM) allows, as a share of the measured"
     add("--floor", action="store_true", help=floor)
     peak = (
         "bandwidth of a link in one direction, as 25GB/s or 200Gb/s, or a network: "

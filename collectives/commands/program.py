@@ -65,7 +65,7 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds ``--version``."""
-    which = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
+    which = "print the versions of this program, the MPI library, mpi4py, NumPy and Python"
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=which
     )

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -44,8 +44,13 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 _LINE = 64
 #: A part's places in both slots, and its own memory.
 Part = tuple[tuple[Items, Items], Views]
-#: Rounds of the longest program, and chunks of the largest message; the same on all ranks.
-Extent = Sequence[int]
+
+
+class Extent(NamedTuple):
+    """Rounds of the longest program, and chunks of the largest message; the same on all ranks."""
+
+    rounds: int
+    chunks: int
 
 
 def bind_slots(
@@ -72,8 +77,8 @@ def bind_slots(
     # First of all, as the ranks start their plans in one order, and go on with them in any.
     first = BoundRound(starts=[place.Start], requests=[place], finish=[place.Wait])
     rounds = [first, *ready.around(bound.rounds(place), operands.after)]
-    given = schedule.collective, schedule.algorithm, ready.nbytes, rounds, all_reached, binding
-    plan = Plan(*given)
+    collective, algorithm = schedule.collective, schedule.algorithm
+    plan = Plan(collective, algorithm, ready.nbytes, rounds, all_reached, binding)
     copied = ready.nbytes if ready.before or operands.after else 0
     rooms = *bound.rooms.values(), *bound.arrivals.values()
     plan.own_nbytes = copied + sum(room.nbytes for room in rooms)
@@ -91,6 +96,7 @@ class SlotBinder:
     """Turns one rank's rounds into calls.
 
     Attributes:
+        count, room: items of a block of the buffers, and of a piece.
         rooms: memory of one piece, which all pieces use, in the place of a buffer.
         arrivals: memory in which messages of other nodes wait to be reduced.
     """
@@ -114,7 +120,7 @@ class SlotBinder:
         self.arrivals: dict[tuple[int, int, int], Items] = {}
         self.program = list(schedule.rounds(self.rank))
         self.chunks = schedule.chunks
-        self.period, self.most = extent
+        self.extent = extent
         self.buffers = ready.buffers
         self.dtype = wide or ready.dtype
         self.blocks = {name: len(layout.starts) - 1 for name, layout in ready.layouts.items()}
@@ -128,9 +134,9 @@ class SlotBinder:
         self.receives = schedule.contract.result(schedule.member(self.rank), 0) is not None
 
     def _longest(self) -> int:
-        """Items of each block in a piece: those whose messages of ``most`` chunks fit into a slot,
-        or fewer, so that pieces are equal."""
-        nbytes = SLOT_BYTES // self.most // _LINE * _LINE
+        """Items of each block in a piece: as many as let all messages fit into a slot, or fewer,
+        so that pieces are equal."""
+        nbytes = SLOT_BYTES // self.extent.chunks // _LINE * _LINE
         longest = self.chunks * (nbytes // self.dtype.itemsize)
         number = max(1, -(-self.count // longest))
         unit = self.chunks * max(1, _LINE // self.dtype.itemsize)
@@ -145,17 +151,18 @@ class SlotBinder:
             Pieces(self.count - end, range(end, self.count, self.room or 1)),
         ):
             if pieces.starts:
-                bound += self.piece(pieces) * len(pieces.starts)
+                bound += self.rounds_of_pieces(pieces) * len(pieces.starts)
                 # Others may wait for it, where no later count says that this rank has read all.
-                bound.append(BoundRound(starts=[self.node.tick(self.counters, moved(self.period))]))
+                done = self.node.tick(self.counters, moved(self.extent.rounds))
+                bound.append(BoundRound(starts=[done]))
         return [*bound, BoundRound(starts=[place.leave])]
 
-    def piece(self, pieces: Pieces) -> list[BoundRound]:
+    def rounds_of_pieces(self, pieces: Pieces) -> list[BoundRound]:
         """The rounds of each of these pieces, whose counts are those of a run of its own."""
-        first = [self.node.advance(self.counters, moved(self.period) + 1)]
+        first = [self.node.advance(self.counters, moved(self.extent.rounds) + 1)]
         bound = [BoundRound(starts=[*first, *self.converted("sendbuf", pieces)])]
         for number, steps in enumerate(self.program):
-            bound += self.round(number, pieces, steps)
+            bound += self.rounds_of_step(number, pieces, steps)
         back = self.converted("recvbuf", pieces) if self.receives else []
         return [*bound, BoundRound(starts=[*back, pieces.advance])]
 
@@ -168,8 +175,8 @@ class SlotBinder:
         order = -1 if name == "recvbuf" else 1
         return [OnPiece(pieces, HOST.convert, pair[::order]) for pair in pairs]
 
-    def round(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
-        """Round ``number`` of these pieces."""
+    def rounds_of_step(self, number: int, pieces: Pieces, steps: Round) -> list[BoundRound]:
+        """Round ``number`` of the schedule for these pieces, as up to three."""
         entering, moving, landing = BoundRound(), BoundRound(), BoundRound()
         reducing = landing if self.is_crossed(steps, pieces) else moving
         sent: dict[int, int] = {}  # bytes of a slot, by peer
@@ -211,7 +218,7 @@ class SlotBinder:
         for peer in {**sent, **got}:
             swap = SwapSlots(self.pairs[peer], runs, moved(number), peer in sent, peer in got)
             reducing.add([], swap)
-        if got and not self.sends((number + 1) % self.period, pieces):
+        if got and not self.sends((number + 1) % self.extent.rounds, pieces):
             # Else the next count says that this rank has read its messages.
             reducing.add([], self.node.tick(self.counters, moved(number)))
         entering.starts = [one.Start for one in landing.requests]
@@ -239,7 +246,9 @@ class SlotBinder:
         ends = own = self.views(step.chunk, pieces)
         if isinstance(step, RecvReduce):
             keys = [(len(landing.requests), n, views[0].size) for n, views in enumerate(own)]
-            rooms = [self.arrivals.setdefault(k, HOST.empty(k[-1], self.dtype)) for k in keys]
+            for new in {*keys} - self.arrivals.keys():
+                self.arrivals[new] = HOST.empty(new[-1], self.dtype)
+            rooms = [self.arrivals[key] for key in keys]
             pair = SlotPair((rooms[0], rooms[0]), 0)  # which nobody swaps
             landing.reductions += self.reads(step, pieces, [*zip(zip(rooms, rooms), own)], pair)
             ends = [[room] * len(pieces.starts) for room in rooms]
@@ -301,7 +310,7 @@ def extent_of(schedule: Schedule, ranks: Iterable[int]) -> Extent:
                 if isinstance(step, Send):
                     sent[step.peer] += step.chunk.length
             period, most = max(period, number + 1), max(most, *sent.values(), 0)
-    return [period, most]
+    return Extent(period, most)
 
 
 def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tuple[Items, Items]]:

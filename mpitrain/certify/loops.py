@@ -16,9 +16,9 @@ from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
 from mpitrain.metrics import records
 from mpitrain.parallel.store import Piece
-from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.training.batches import part
 from mpitrain.training.loop import Batch, Loop, read_batches
+from mpitrain.update.agreement import Agreed, StepReport
 
 
 @cache

@@ -41,7 +41,7 @@ def kept_parts(parts: "Parts", *, written: bool = False) -> Iterator[tuple[KeptE
 
 def _answered(parts: "Parts", piece: Piece) -> Iterator[slice]:
     """Parts of a piece that this rank writes, where several ranks have the same."""
-    for own in parts.gradient.counted():
+    for own in parts.gradient.owned():
         if parts.config.sync.drifts:  # each worker answers for all elements
             own = among(own, parts.grid)
         low, high = max(own.start, piece.start), min(own.stop, piece.stop)

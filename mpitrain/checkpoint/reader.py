@@ -22,7 +22,7 @@ from mpitrain.checkpoint.manifest import (
 from mpitrain.config import Config
 from mpitrain.group import cut
 from mpitrain.ranks.together import by_rank_0
-from mpitrain.step.update import AVERAGE
+from mpitrain.update.updater import AVERAGE
 
 #: Names of types in safetensors.
 _TYPES = {"float32": "F32", "float64": "F64"}

@@ -20,7 +20,7 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
-from mpitrain.step.update import AVERAGE
+from mpitrain.update.updater import AVERAGE
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader
@@ -69,13 +69,13 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
     together = workers.together(parts, shared)
     found = _Collected(parts.config.run.dtype)
     for index, piece in enumerate(parts.store.pieces):
-        if not parts.grid.counts(piece.group):
+        if not parts.grid.owns(piece.group):
             continue
-        counted = parts.store.counted(piece)
-        for tensor, part in overlaps(parts.arena.tensors, piece, counted):
+        owned = parts.store.owned(piece)
+        for tensor, part in overlaps(parts.arena.tensors, piece, owned):
             for section, flat in _sections(parts, index, own_arrays):
                 found.elements(section, tensor, piece.start + part.start, flat[part])
-        among = workers.among(counted, parts.grid)
+        among = workers.among(owned, parts.grid)
         for tensor, part in overlaps(parts.arena.tensors, piece, among) if together else ():
             start = piece.start + part.start
             for section, flat in together.items():

@@ -15,7 +15,7 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.step.update import AVERAGE
+from mpitrain.update.updater import AVERAGE
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader
@@ -45,10 +45,10 @@ def together(parts: "Parts", shared: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
-def among(counted: slice, grid: ProcessGrid) -> slice:
+def among(owned: slice, grid: ProcessGrid) -> slice:
     """Part of a piece's shared elements that this worker writes."""
-    part = share(counted.stop - counted.start, grid.place.replica, grid.data.size)
-    return slice(counted.start + part.start, counted.start + part.stop)
+    part = share(owned.stop - owned.start, grid.place.replica, grid.data.size)
+    return slice(owned.start + part.start, owned.start + part.stop)
 
 
 def named(parts: "Parts", counts: Mapping[str, int]) -> dict[str, int]:

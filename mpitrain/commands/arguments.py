@@ -21,6 +21,7 @@ from collectives.commands import (
     rank_count,
 )
 from mpitrain import extras
+from mpitrain.ranks import GRACE_S
 
 if TYPE_CHECKING:
     from collectives.commands import Commands
@@ -134,7 +135,7 @@ def _add_train(commands: "Commands") -> None:
     )
     add("--allow-changes", action="store_true", help=changed)
     grace = "stop this many seconds before SLURM's time limit (120)"
-    add("--grace", type=not_negative, default=120.0, metavar="SECONDS", help=grace)
+    add("--grace", type=not_negative, default=GRACE_S, metavar="SECONDS", help=grace)
     ended = (
         "create FILE only when training completes, and remove an earlier one first; some launchers "
         "exit 0 for a job that died"

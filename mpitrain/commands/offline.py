@@ -32,7 +32,7 @@ def add(commands: "Commands") -> None:
         "[parallel], or micro_batches; may be given several times"
     )
     parser.add_argument("--against", action="append", default=[], metavar="KEYS", help=other)
-    own = "ms that the job computes in a step, as you measured it, in the place of the predicted"
+    own = "measured compute time of a step in ms, in the place of the predicted one"
     parser.add_argument("--step-ms", type=above_zero, metavar="MS", help=own)
     parser.set_defaults(act=extras.plan)
     scale.add(commands)
@@ -65,8 +65,8 @@ def _add_partition(commands: "Commands") -> None:
     add("--bandwidth", type=_gigabytes, default=1.25, help="GB/s between nodes (1.25)")
     add("--per-node", type=positive, default=1, help="ranks of each node (1)")
     add("--inside", type=_gigabytes, default=10.0, help="GB/s within a node (10)")
-    add("--servers", action="store_true", help="ranks push and pull weights, not an all-reduce")
-    add("--exposed", action="store_true", help="an all-reduce adds its time to the computation")
+    add("--servers", action="store_true", help="price a parameter server, not an all-reduce")
+    add("--exposed", action="store_true", help="add the all-reduce's time (default: hidden)")
     add("--memory", type=_gigabytes, metavar="GIB", help="GiB that a rank may use (no limit)")
     parser.set_defaults(act=cut)
 

@@ -24,6 +24,7 @@ from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.metrics.words import measured
 from mpitrain.metrics.writer import ReportError
 from mpitrain.optim.schedule_table import Factor
+from mpitrain.parallel.precision import compute_type
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
@@ -32,11 +33,10 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, together
 from mpitrain.run import train as run_training
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, UserObjects
+from mpitrain.update.agreement import Diverged
 
 
 def run(argv: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError, SharedError) as error:
+            except (Diverged, ReplicaMismatch, CheckpointError, SharedError) as error:
                 return complain(comm, error, 1)
             except Stopped:  # rank 0 has printed why
                 return GO_ON

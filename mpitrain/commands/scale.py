@@ -67,8 +67,8 @@ def add(commands: "Commands") -> None:
     """Adds the command."""
     text = "train a job on several numbers of ranks, and print how well it scales"
     more = (
-        "; mpiexec starts the ranks.  Speed-up and efficiency are beside the fewest workers "
-        "(servers are none), serial is Amdahl's share; the first step of a run does not count."
+        "; mpiexec starts the ranks.  Speed-up and efficiency compare with the fewest workers, "
+        "without servers; serial is Amdahl's share; the first step of a run does not count."
     )
     parser = commands.add_parser("scale", help=text, description=text.capitalize() + more)
     add_job(parser)

@@ -19,7 +19,7 @@ def add(submit: argparse.ArgumentParser) -> None:
     submit.description = (
         "Write a job script that needs no other file and give it to SLURM or PBS.  CONFIG is a "
         "job file, an example or a program (train.py), whose arguments stand behind --; without "
-        "CONFIG, these are Python's, as -m collectives tune.  Variables MPITRAIN_... and "
+        "CONFIG, they go to python, as in -- -m collectives tune.  Variables MPITRAIN_... and "
         "COLLECTIVES_... of this shell are written into the script, too."
     )
     submit.epilog = (
@@ -37,7 +37,7 @@ def add(submit: argparse.ArgumentParser) -> None:
     add("--partition", "--queue", help="SLURM's partition, PBS's queue")
     add("--account", help="the account or project that pays")
     add("--qos", help="SLURM's quality of service")
-    add("--constraint", help="SLURM's features of nodes; PBS: more of a chunk, as system=polaris")
+    add("--constraint", help="SLURM: features of nodes; PBS: resources of a chunk, system=polaris")
     add("--exclusive", action="store_true", help="no other job on these nodes")
     add("--name", help="name of the job")
     add(

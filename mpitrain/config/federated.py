@@ -45,8 +45,8 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
             speed takes a step a second.  At most 100: beyond, speeds are no numbers.
         bandwidth: bytes a second that a client of median connection sends, spread likewise; 0:
             changes arrive at once.
-        deadline: seconds on that clock at which a client's change must have arrived: of what its
-            steps until then have changed; 0: there is no deadline.
+        deadline: seconds on that clock after which nothing is received: a slow client sends what
+            its steps in time have changed; 0: none.
         dropout: share of the asked clients that are never heard of again, drawn in each round.
         server: optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr`` 1
             and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.

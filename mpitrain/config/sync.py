@@ -18,8 +18,8 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             gradients; ``auto``: where the codec needs it.
         start: first steps without a codec.
         least: elements below which a matrix travels as it is; vectors always do.
-        sparse: way of the sums of ``topk`` and ``dgc``: by ``recursive_doubling``, or by the
-            ``split_allgather`` of SparCML, for many ranks that choose alike.
+        sparse: algorithm that sums the gradients of ``topk`` and ``dgc``: ``recursive_doubling``,
+            or SparCML's ``split_allgather``, for many ranks that choose alike.
     """
 
     codec: str = "none"

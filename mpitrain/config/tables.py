@@ -50,8 +50,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             the checkpoint.  Batches that are left out count as steps, and change nothing.
         spike_factor: a loss above this many times the median of the ``spike_window`` losses before
             it is far above them.
-        spike_window: losses of the median, of which there is none before.
-        spike_steps: losses far above in a row that are a spike; no checkpoint is written meanwhile.
+        spike_window: losses whose median is taken; before there are as many, none is a spike.
+        spike_steps: losses in a row, far above, that make a spike; none of its steps is saved.
         spike_times: times that a run goes back; the next spike ends it.
         dir: folder for metrics and checkpoints of one job at a time; an earlier run's metrics are
             replaced, its trace is removed, and its checkpoints are moved to
@@ -109,12 +109,12 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
         path: file or folder, relative to where the job starts or, if there is none, to the job
             file.  Parts of it are read while the job trains: replace it by a new file of its name,
             because a rank that reads beyond the end of a file that was cut off is killed (SIGBUS).
-        units: units of a text.
+        units: what a token of a text is: one character, or one byte.
         context: positions of a sample of text.
         vocabulary: number of tokens in ``tokens``; 0: found in the data.
         samples: samples of ``clicks``.
-        tables: features of a sample of ``clicks``.
-        rows: values of each of these features.
+        tables: embedding tables, one for each feature of a sample of ``clicks``.
+        rows: rows of each table: values that a feature can take.
         test_fraction: part of the samples that is kept for the test.
         workers: processes of each rank that read samples ahead of the steps, where a step waits
             for them; 0: none.  The order of the samples is the same for any number.
@@ -155,8 +155,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
             sample, the first ones by position; others are dropped.  A sample's drops are the same
             in every layout.  0: nothing is dropped.
         balance: factor of the loss that spreads the positions of a sample over the experts evenly:
-            ``experts`` times the sum over the experts of the part of the choices and the mean
-            probability.  Losses of steps contain it, those of tests do not.
+            ``experts`` times the sum over the experts of (part of the choices x mean probability).
+            Losses of steps contain it, those of tests do not.
         router_z: factor of the loss that keeps the router's scores small: the mean of
             ``logsumexp(scores)^2`` over the positions.
     """
@@ -258,8 +258,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         nesterov: look ahead along the velocity.
         beta1, beta2, epsilon: parameters of adam, adamw and lamb.
         trust: trust coefficient of lars.
-        weight_decay: factor of a parameter that is added to its gradient, or with adamw and lamb to
-            its change.
+        weight_decay: this number times the parameter is added to its gradient; with adamw and lamb,
+            to its update.
         clip_norm: largest Euclidean norm of the gradient of the whole model, which is scaled down
             to it; 0: no limit.
         clip_value: largest absolute value of each number of the gradient that an update takes,
@@ -348,7 +348,10 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             [10, 1.25]; one number: alike.  ``collectives fit`` measures them.
         schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``; the schedules in a V have 2.
-        weights: weights that a micro-batch sees under ``asynchronous``.
+        weights: weights that both passes of a micro-batch see under ``asynchronous``: the newest
+            of its forward pass (``stash``), as the first stage saw (``vertical``), or of the batch
+            before (``two_buffers``).  Others take the newest backward, and forward a prediction by
+            velocity (``spectrain``) or last change (``linear``), or the newest, too (``latest``).
         window: steps of ``asynchronous`` after which the pipeline drains; checkpoints, comparisons
             and stops that are due within a window come at its end.
         context: ranks that share the positions of each sample, for long ones (gpt).

@@ -15,12 +15,12 @@ from mpitrain.data import DataError, Sampler
 from mpitrain.metrics.records import Step
 from mpitrain.optim.lr import Rates
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.step.agreement import Agreed, NonFinite, StepReport
 from mpitrain.training import build
 from mpitrain.training.assemble import assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects
 from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport
 
 
 @dataclass(frozen=True)

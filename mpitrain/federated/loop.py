@@ -21,10 +21,10 @@ from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.step.agreement import Agreed, NonFinite
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Agreed, NonFinite
 
 #: Sum of the losses, and samples, of each client of a round.
 Losses = Mapping[int, tuple[float, int]]
@@ -120,7 +120,7 @@ class FederatedLoop(Loop):
             mean = self._sums.mean(self._store.parameters, ends, cohort)
         summing, sent = wire.seconds - before, wire.sent - sent + mean.key_bytes
         self._move(mean, cohort)
-        parts.count(parts.steps_done, [()])
+        parts.count_steps(parts.steps_done, [()])
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         losses = self._losses(trained)
         step = self._step(losses, mean, begun, summing)

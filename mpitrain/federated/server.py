@@ -10,9 +10,9 @@ from mpitrain.federated.exact_mean import subtract
 from mpitrain.optim import groups
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import overlaps
-from mpitrain.step.update import Updater
 from mpitrain.training import build
 from mpitrain.training.parts import Parts
+from mpitrain.update.updater import Updater
 
 
 class ServerOptimizer(Updater):

@@ -16,7 +16,7 @@ class WholeGradients(Store):
 
     Attributes:
         gradients: flat array in the arena's layout.
-        overlaps: whether sums start while layers below are still to be computed.
+        starts_early: whether sums start while layers below are still to be computed.
         beside: moves other communication along.
     """
 
@@ -32,7 +32,7 @@ class WholeGradients(Store):
         self.beside: Callable[[], None] = lambda: None
         self._ready: set[int] = set()
         self._started = 0
-        self.overlaps = reduction.overlap and not reduction.summation.needs_all
+        self.starts_early = reduction.overlap and not reduction.summation.needs_all
 
     def bind_sums(self, shards: Sequence[Array] = ()) -> None:
         """Bind the sum of each bucket; collective.
@@ -50,7 +50,7 @@ class WholeGradients(Store):
 
     def ready(self, layer: int) -> None:
         self._ready.add(layer)
-        if self.overlaps:
+        if self.starts_early:
             self._start()
 
     def progress(self) -> None:
@@ -116,7 +116,7 @@ class Replicated(WholeGradients):
             self.pieces.append(Piece(b.start, self.parameters[own], self.gradients[own], b.group))
         self.bind_sums()
 
-    def counted(self, piece: Piece) -> slice:
+    def owned(self, piece: Piece) -> slice:
         # The replicas hold the same numbers: each takes its share of the work.
         comm = self.reduction.groups[piece.group]
         return share(piece.parameters.size, comm.rank, comm.size)

@@ -181,7 +181,7 @@ class ProcessGrid(ClosedTogether):
         self._comms += made
         return groups, column
 
-    def counts(self, group: str) -> bool:
+    def owns(self, group: str) -> bool:
         """Whether this rank counts its tensors of a group in a norm over the model."""
         return not group.endswith(COPIES) or self.place.tensor == 0
 

@@ -192,7 +192,7 @@ class Store(ABC):
             plan.Wait()
         return perf_counter() - start if self._gathers else 0.0
 
-    def counted(self, piece: Piece) -> slice:
+    def owned(self, piece: Piece) -> slice:
         """Part of a piece that this rank counts in norms and saves in checkpoints.
 
         The ranks of a group together have each element once.

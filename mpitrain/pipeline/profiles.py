@@ -79,7 +79,7 @@ def measure_layers(
         positions: positions of the samples on this rank; None: it has them all.
     """
     from mpitrain.config import ConfigError
-    from mpitrain.step.precision import compute_type
+    from mpitrain.parallel.precision import compute_type
 
     keep_freed()
     dtype = compute_type(config.run.compute, config.run.dtype)

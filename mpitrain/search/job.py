@@ -20,6 +20,7 @@ from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup
 from mpitrain.models import SequentialModel
 from mpitrain.nn.positions import Positions, Way
+from mpitrain.parallel.precision import compute_type
 from mpitrain.pipeline.profiles import LayerProfile, measure_layers
 from mpitrain.search.axes import Axes
 from mpitrain.search.candidates import Candidate
@@ -28,7 +29,6 @@ from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
 from mpitrain.search.stages import Numerics, ReplicaExchange
-from mpitrain.step.precision import compute_type
 from mpitrain.training import build
 from mpitrain.training.build import compression
 

@@ -29,10 +29,10 @@ from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Worker
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
 from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import NonFinite
 
 
 def hold(parts: Parts, flat: Array) -> Store:
@@ -182,7 +182,7 @@ class ServedLoop(Loop):
             told = parts.comm.allgather(own)
             self._count_updates(count)
             parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
-        parts.count(first, batch.indices)
+        parts.count_steps(first, batch.indices)
         parts.purity.expect(f"until step {parts.steps_done}")
         sizes = [len(indices) for indices in batch.indices]
         return steps(told, sizes, first, batch.epoch, parts.rates.rate, self._shares)

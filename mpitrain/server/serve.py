@@ -24,7 +24,7 @@ class Serving:
         self._shard = Shard(
             piece,
             updater.state[0],
-            lambda rate, step: updater.step(rate, number=step),
+            lambda rate, step: updater.step(rate, step_index=step),
             parts.rates.common,
             len(leaders),
             own.limit,

@@ -20,12 +20,12 @@ from mpitrain.server.hogwild import HogwildTables, NodeCopy, Unlocked
 from mpitrain.server.messages import MessageKind, ParameterExchange, Servers
 from mpitrain.server.roles import Members
 from mpitrain.server.store import WorkerStore
-from mpitrain.step.agreement import NOTHING_COUNTS, NonFinite, nonfinite
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
-from mpitrain.training.loop import Batch, forward_backward
+from mpitrain.training.loop import Batch, compute_gradient
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
+from mpitrain.update.agreement import NonFinite, nonfinite_message
 
 
 class Worker:
@@ -98,7 +98,7 @@ class Worker:
             found = self._group.bcast(found)
             if found is not None:
                 self._group.Bcast(self._parameters, 0, algorithm="native")
-        self._parts.passes.forget()
+        self._parts.passes.forget_rounded()
         self._told.pulling += perf_counter() - start
         return found
 
@@ -117,13 +117,13 @@ class Worker:
         norm = sqrt(square_sum(self._store.gradients))
         self._told.losses[clock], self._told.norms[clock] = loss, norm
         if not (isfinite(loss) and isfinite(norm)):
-            data = source.unfit() or NOTHING_COUNTS * isnan(source.counted)
+            data = source.unfit(nothing_counts=isnan(source.counted))
             if self._group.size > 1:
                 data = next(filter(None, self._group.allgather(data)), "")
-            raise NonFinite(nonfinite(clock + 1, "", data, also="a smaller server.bound"))
+            raise NonFinite(nonfinite_message(clock + 1, "", data, also="a smaller server.bound"))
         if self._server.fetch > 1:  # Downpour's own steps, until the next pull
             self._parameters -= self._rate(clock) * self._store.gradients
-            self._parts.passes.forget()
+            self._parts.passes.forget_rounded()
 
     def _push(self, clock: int, first: int, stop: int) -> None:
         start = perf_counter()
@@ -157,7 +157,7 @@ class Worker:
         if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
-        loss, _ = forward_backward(parts, passes, clock, source)
+        loss, _ = compute_gradient(parts, passes, clock, source)
         names = (tensor.name for tensor in parts.arena.tensors)
         unused = next((name for name in names if name not in parts.store.used), "")
         return cast(float, loss), unused

@@ -17,7 +17,7 @@ from mpitrain.sync.workers import Workers
 class Anchored(ABC):
     """Keeps the anchor and averages workers; a subclass decides when workers exchange.
 
-    It is a :class:`~mpitrain.step.strategy.Strategy`.
+    It is a :class:`~mpitrain.training.strategy.Strategy`.
 
     A worker's gradient is that of its own samples, times the number of workers, so that the mean
     over the workers is the gradient of the batch, even if their numbers of samples differ.

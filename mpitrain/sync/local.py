@@ -10,9 +10,9 @@ import numpy as np
 from mpitrain.config import Sync
 from mpitrain.config.sync import parse_outer
 from mpitrain.optim.optimizers import SGD
-from mpitrain.step.update import AVERAGE
 from mpitrain.sync.anchored import Anchored
 from mpitrain.sync.workers import Workers
+from mpitrain.update.updater import AVERAGE
 
 
 class Local(Anchored):

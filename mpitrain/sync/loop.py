@@ -19,7 +19,6 @@ from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped, Step
 from mpitrain.parallel.data_parallel import Replicated
-from mpitrain.step.agreement import NOTHING_COUNTS, Agreed, NonFinite, StepReport, named, nonfinite
 from mpitrain.sync.anchored import Anchored
 from mpitrain.sync.workers import Workers
 from mpitrain.training import build
@@ -28,6 +27,7 @@ from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import Parts
 from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 
 class Untold(NamedTuple):
@@ -52,7 +52,7 @@ class DriftingLoop(SynchronousLoop):
     def __init__(self, parts: Parts) -> None:
         """Make the strategy that [sync] names; collective."""
         super().__init__(parts)
-        self.gradients, self._every = parts.grid.data.size, parts.config.sync.agree
+        self.workers, self._every = parts.grid.data.size, parts.config.sync.agree
         self._strategy = parts.strategy = strategy_of(parts)
         self._strayed = 0.0, 0.0
         self._failed = "", ""
@@ -70,25 +70,25 @@ class DriftingLoop(SynchronousLoop):
         if self.sharers is not parts.gradient.ranks:
             gradients = strategy.workers.gradients
             gradients[...] = strategy.mean(gradients)
-            own = parts.gradient.agree(report, ranks=parts.comm, copies=self.gradients)
+            own = parts.gradient.agree(report, ranks=parts.comm, copies=self.workers)
         else:
             own = parts.gradient.agree(report)
         if every > 1:
             return own
         (found,) = self._sum([self._numbers(report, own)], np.empty(0))
         parts.stopping = bool(found.stopping)
-        if found.faulty:
-            parts.purity.expect(f"step {parts.steps_done + 1}")
+        if found.faults:
+            parts.purity.expect(f"step {parts.steps_done + 1}")  # raises
         return replace(found, own_norm=own.own_norm, factor=own.factor, unused=own.unused)
 
     def roll_back(
-        self, agreed: Agreed, loss: Scalar, source: MicroBatches, state: Mapping[str, Array]
+        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
     ) -> Skipped | None:
         if self._every == 1:
-            return super().roll_back(agreed, loss, source, state)
+            return super().roll_back(agreed, loss, micro_batches, state)
         # This worker alone goes on with its old weights, until all agree and raise.
         failed = ", ".join(self.parts.gradient.own_culprits(loss)[:3])
-        unfit = source.unfit() or NOTHING_COUNTS * agreed.nothing_counts
+        unfit = micro_batches.unfit(nothing_counts=agreed.nothing_counts)
         self._failed = failed or "the norm of its gradient", unfit
         return None
 
@@ -98,8 +98,7 @@ class DriftingLoop(SynchronousLoop):
         with parts.span("exchange", "communicate"), waiting:
             began = perf_counter()
             self._strategy.after_step(parts.steps_done)
-            seconds = perf_counter() - began
-        return seconds
+            return perf_counter() - began
 
     def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now, perhaps with a straggler's; collective.
@@ -112,7 +111,7 @@ class DriftingLoop(SynchronousLoop):
         is_last = done == parts.total_steps
         is_saved = is_due(parts.config.checkpoint.every, done - 1, done)  # nothing unfit, then
         if is_last:
-            report = report.plus(parts.account.last())
+            report = report.plus(parts.account.take_late())
         self._untold.append(Untold(taken, self._numbers(report, agreed), *self._failed))
         self._failed = "", ""
         meets = is_last or is_saved or not parts.seen or done % every == 0
@@ -122,7 +121,7 @@ class DriftingLoop(SynchronousLoop):
         """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
         counted = nan if own.nothing_counts else report.counted
         known = replace(report, loss=float(report.loss) * own.factor, counted=counted)
-        squares = own.own_norm**2 * self.gradients / self.parts.comm.size
+        squares = own.own_norm**2 * self.workers / self.parts.comm.size
         return [*known.numbers, *self._strayed, squares]
 
     def _sum(self, steps: Sequence[list[float]], more: Array) -> list[Agreed]:
@@ -132,7 +131,7 @@ class DriftingLoop(SynchronousLoop):
         rows, more[...] = np.split(values, [values.size - more.size])
         for row in rows.reshape(len(steps), -1).tolist():
             *numbers, away, anchor, squares = row
-            norm = float(np.sqrt(squares / self.gradients))
+            norm = float(np.sqrt(squares / self.workers))
             drift = float(np.sqrt(away / anchor)) if anchor else None
             found.append(Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift))
         return found
@@ -147,10 +146,10 @@ class DriftingLoop(SynchronousLoop):
         for one, its in zip(steps, agreed, strict=True):
             if not its.finite:
                 failed, unfit = (named(parts.comm, text) for text in (one.failed, one.unfit))
-                raise NonFinite(nonfinite(one.taken.step, failed, unfit), found)
+                raise NonFinite(nonfinite_message(one.taken.step, failed, unfit), found)
             found.append(parts.account.record(one.taken, its))
         parts.account.met += perf_counter() - began
-        if any(one.faulty for one in agreed):
+        if any(one.faults for one in agreed):
             parts.purity.expect(f"until step {parts.steps_done}")
         before, done = parts.steps_done - len(found), parts.steps_done
         searches = is_due(parts.config.run.log_every, before, done)
@@ -169,7 +168,7 @@ def strategy_of(parts: Parts) -> Anchored:
         gradients=store.gradients,
         pieces=store.pieces,
         state=updater.state,
-        counted=parts.gradient.counted(),
+        owned=parts.gradient.owned(),
         summation=lambda: build.summation(config, replica),
         dense=build.dense(config),
         never_used=lambda: updater.never_used(frozenset(updater.left_out)),

@@ -22,7 +22,7 @@ class Workers:
         parameters, gradients: flat arrays of this worker, shape (arena.size,).
         pieces: pieces of these arrays that are updated; they share the memory.
         state: optimiser state of each piece, by slot.
-        counted: elements of the arena that this rank counts in sums over its worker.
+        owned: elements of the arena that this rank counts in sums over its worker.
         summation: makes the summation for exchanges, dense or with a codec.
         dense: summation without a codec.
         never_used: gives the names of the tensors that this worker has never used.
@@ -34,11 +34,11 @@ class Workers:
     gradients: Array
     pieces: Sequence[Piece]
     state: Sequence[Mapping[str, Array]]
-    counted: Sequence[slice]
+    owned: Sequence[slice]
     summation: Callable[[], Summation]
     dense: Dense
     never_used: Callable[[], Set[str]] = frozenset
 
     def squares(self, flat: Array) -> float:
         """Sum of the squares of the elements that this rank counts."""
-        return float(sum(np.square(flat[part], dtype=float).sum() for part in self.counted))
+        return float(sum(np.square(flat[part], dtype=float).sum() for part in self.owned))

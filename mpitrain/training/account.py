@@ -16,8 +16,8 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
-from mpitrain.step.agreement import Agreed, StepReport
 from mpitrain.training.batches import MicroBatches
+from mpitrain.update.agreement import Agreed, StepReport
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -72,9 +72,8 @@ class Account:
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
         self.spent = np.zeros(comm.size)
-        is_asked = parts.store.squares_parts = config.run.noise_scale
         is_split = config.stages > 1 and any(one.tied for one in parts.model.layers.values())
-        count = parts.passes.parts
+        count, is_asked = parts.passes.parts, config.run.noise_scale
         self._noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
 
     def begin(self) -> None:
@@ -89,22 +88,22 @@ class Account:
         self._before = now
         return now[0] - before[0], now[1] - before[1]
 
-    def ended(self, seconds: float) -> None:
+    def note_late(self, seconds: float) -> None:
         """Note ``seconds`` of communication after the ranks agreed on a step, such as an exchange.
 
         The next step reports these seconds and the bytes of that communication.
         """
         self._published, self._late = seconds, self.moved()
 
-    def last(self) -> StepReport:
-        """Report of what :meth:`ended` noted in the last step, which no later step reports."""
+    def take_late(self) -> StepReport:
+        """Take what :meth:`note_late` noted in the last step, which no later step reports."""
         seconds, (sent, shared) = self._published, self._late
         self._published, self._late = 0.0, (0, 0)
         self._reducing += seconds
         return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
 
     def report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
-        """This rank's report of the step that it has computed; call :meth:`agreed` afterwards.
+        """This rank's report of the step that it has computed; call :meth:`start_next` afterwards.
 
         Args:
             loss: this rank's part of the mean over the batch.
@@ -140,7 +139,7 @@ class Account:
         self._computing += computing
         self.spent[self._comm.rank] += computing
 
-    def agreed(self) -> None:
+    def start_next(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
         self.met = perf_counter() - self._reported
         self._lap = self._reported
@@ -153,7 +152,7 @@ class Account:
         if self._noise:
             unscaled = (agreed.factor / taken.scale) ** 2
             whole = (agreed.grad_norm / taken.scale) ** 2
-            noise = self._noise.seen(samples, whole, agreed.squares * unscaled)
+            noise = self._noise.seen(samples, whole, agreed.noise_squares * unscaled)
         return Step(
             step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
             grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,

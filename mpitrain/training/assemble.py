@@ -23,14 +23,12 @@ from mpitrain.optim.lr import Rates
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import ProcessGrid, shared_name
+from mpitrain.parallel.precision import LossScale
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import all_here, all_or_nobody, together
-from mpitrain.step.gradient import GlobalGradient
-from mpitrain.step.precision import LossScale
-from mpitrain.step.update import Updater
 from mpitrain.training import build
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
@@ -52,6 +50,8 @@ from mpitrain.training.partition import (
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
+from mpitrain.update.gradient import GlobalGradient
+from mpitrain.update.updater import Updater
 
 
 class Hooks(TypedDict, total=False):
@@ -265,9 +265,10 @@ def _add_update(parts: Parts) -> None:
         )  # fmt: skip
 
     parts.updater = together(parts.comm, updater, ConfigError)
+    parts.store.squares_parts = parts.config.run.noise_scale
     parts.counting = build.counting(parts)
     if parts.counting and isinstance(parts.store, WholeGradients):
-        parts.store.overlaps = False
+        parts.store.starts_early = False
 
 
 def _add_pipeline(parts: Parts) -> None:

@@ -17,10 +17,10 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.actions import Update
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
 from mpitrain.training.account import Taken
 from mpitrain.training.loop import Batch, Loop, know_counts
 from mpitrain.training.parts import Parts
+from mpitrain.update.agreement import Agreed, NonFinite, named, nonfinite_message
 
 
 class Updated(NamedTuple):
@@ -75,7 +75,7 @@ class UpdateWindow:
         self._unused.append(names - self._store.used)
         updater = self._parts.updater
         step = self._first + number // updater.per_step
-        updater.step(self._parts.rates.common(step), number=step)
+        updater.step(self._parts.rates.common(step), step_index=step)
         self._store.reset()
         # An update takes so many times the gradient that was summed, and is one of so many.
         squares = squares * updater.per_step
@@ -169,12 +169,12 @@ class AsynchronousLoop(Loop):
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         if any(one.unused for one in updates):
             window.expect_used()
-        parts.count(done, batch.indices)
+        parts.count_steps(done, batch.indices)
         parts.stopping, found = bool(stopping), list[Step]()
         for step, update in enumerate(updates, done):
             if not (isfinite(update.loss) and isfinite(update.squares)):
                 data = named(parts.comm, source.unfit(step - done))
-                raise NonFinite(nonfinite(step + 1, "", data, also=""), found)
+                raise NonFinite(nonfinite_message(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
             taken = Taken(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading

@@ -170,7 +170,7 @@ class MicroBatches:
         """Indices of a micro-batch's samples in the data set."""
         return part(self.batches, self.parts, micro_batch)
 
-    def unfit(self, batch: int = 0) -> str:
+    def unfit(self, batch: int = 0, *, nothing_counts: bool = False) -> str:
         """Description of the first sample of a batch on this rank that is not finite, or ""."""
         for micro_batch in self.held:
             if micro_batch // self.parts != batch:
@@ -183,7 +183,7 @@ class MicroBatches:
                     row, value = found
                     number = self.indices(micro_batch)[row]
                     return f"the {what} of sample {number} to train on hold {value}"
-        return ""
+        return "nothing counts in the labels of its batch" if nothing_counts else ""
 
     def _host_inputs(self, micro_batch: int) -> Array:
         inputs = self.held[micro_batch].inputs

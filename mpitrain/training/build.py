@@ -115,7 +115,7 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator]:
         if how.no_sum and exact:
             raise ConfigError(
                 f"{how.no_sum}, and {', '.join(exact[:3])} are summed over other ranks than the "
-                f"replicas; leave {how.no_sum.partition(':')[0]} out"
+                "replicas; leave that key out"
             )
 
     together(parts.comm, expect_sums, ConfigError)

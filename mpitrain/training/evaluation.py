@@ -18,10 +18,10 @@ from mpitrain.objective import reduction_of
 from mpitrain.objective.metrics import AllSamples, Metric
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import all_here, by_rank_0
-from mpitrain.step.agreement import over_counted
-from mpitrain.step.update import AVERAGE
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.parts import SHARED_ERRORS, Parts
+from mpitrain.update.agreement import mean_correction
+from mpitrain.update.updater import AVERAGE
 
 #: Micro-batches of each replica that are read at a time.
 _AT_A_TIME = 8
@@ -104,7 +104,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     }
     mean, counted = (sum(column) for column in zip(*(own for own, _ in every), strict=True))
     if reduction == "count":
-        mean *= over_counted(len(test) * each, counted)
+        mean *= mean_correction(len(test) * each, counted)
     return Epoch(epoch, found.pop("loss", mean), found)
 
 
@@ -155,8 +155,8 @@ def _replace(parts: Parts) -> Callable[[], None] | None:
     if strategy is None:
         if not average:
             return None
-        parts.updater.exchange()
-        return parts.updater.exchange
+        parts.updater.swap_averages()
+        return parts.updater.swap_averages
     together = strategy.mean(parts.updater.slot(AVERAGE)) if average else strategy.consensus()
     parameters = cast(Replicated, parts.store).parameters
     own = parameters.copy()

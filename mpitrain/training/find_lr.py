@@ -10,8 +10,8 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Evaluate
 from mpitrain.metrics.records import Step
 from mpitrain.optim.schedule_table import Factor
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training.loop import Loop
+from mpitrain.update.agreement import NonFinite
 
 #: Weight of the smoothed loss in its next value; the rest is the weight of the step's loss.
 _KEPT = 0.9

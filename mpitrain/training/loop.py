@@ -19,11 +19,11 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.runtime import reads
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import ClosedTogether, together
-from mpitrain.step.agreement import over_counted
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
+from mpitrain.update.agreement import mean_correction
 
 
 class Batch(NamedTuple):
@@ -94,7 +94,7 @@ class Loop(ClosedTogether):
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
                 if parts.spikes and done + 1 in parts.spikes.left_out:
-                    parts.count(done, batch.indices)
+                    parts.count_steps(done, batch.indices)
                     done = parts.steps_done
                     yield []
                     continue
@@ -161,7 +161,7 @@ def read_batches(
             yield Batch(epoch, indices, held)
 
 
-def forward_backward(
+def compute_gradient(
     parts: Parts, passes: Passes, step: int, source: MicroBatches, ranks: Communicator | None = None
 ) -> tuple[Scalar, float]:
     """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
@@ -177,7 +177,7 @@ def forward_backward(
         This rank's part of the mean loss, and the seconds spent in the sum.
     """
 
-    def wait(number: int, loss: Scalar) -> tuple[Scalar, float]:
+    def complete_sums(update: int, loss: Scalar) -> tuple[Scalar, float]:
         waiting = parts.comm.waiting("the sum of gradients", by_all=ranks is not None)
         with parts.span("reduce", "communicate"), waiting:
             if parts.counting is not None:
@@ -189,7 +189,7 @@ def forward_backward(
         source,
         Latest(passes.weights),
         parts.store,
-        wait,
+        complete_sums,
         lambda m: passes.context(step, source.indices(m), source.terms(m)),
     )
     if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
@@ -214,7 +214,7 @@ def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) 
     totals = np.array([source.labels_taken, counted] if is_first else [0.0, 0.0])
     if ranks.size > 1:
         ranks.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
-    factor = over_counted(*totals.tolist())
+    factor = mean_correction(*totals.tolist())
     if factor != 1:
         cast(WholeGradients, parts.store).gradients[...] *= factor
     source.labels_taken, source.counted = 0, nan if isnan(factor) else 0.0

@@ -26,6 +26,7 @@ from mpitrain.optim.optimizers import Optimizer
 from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 from mpitrain.parallel.arena import SPREAD, Arena
 from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.precision import LossScale
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store, overlaps
 from mpitrain.parallel.summation import Summation
@@ -33,17 +34,16 @@ from mpitrain.pipeline.runtime import Span
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import SharedError
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.gradient import GlobalGradient
-from mpitrain.step.precision import LossScale
-from mpitrain.step.strategy import Strategy
-from mpitrain.step.update import Updater
 from mpitrain.training.account import Account
 from mpitrain.training.early_stopping import MeasuredRates, Watch
 from mpitrain.training.feed import Feed
 from mpitrain.training.partition import Partition
 from mpitrain.training.passes import Passes
 from mpitrain.training.purity import Purity
+from mpitrain.training.strategy import Strategy
+from mpitrain.update.agreement import Diverged
+from mpitrain.update.gradient import GlobalGradient
+from mpitrain.update.updater import Updater
 
 if TYPE_CHECKING:
     from mpitrain.training.padding import Padding
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 #: Errors that a step, a test or the making of parts raises on all ranks or on none.
 SHARED_ERRORS: tuple[type[Exception], ...] = (
-    ConfigError, DataError, NonFinite, ReplicaMismatch, UnknownAlgorithm, SharedError,
+    ConfigError, DataError, Diverged, ReplicaMismatch, UnknownAlgorithm, SharedError,
 )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ class Parts:
         """Steps of the whole run."""
         return self.rates.total_steps
 
-    def count(self, first: int, samples: Sequence[Sized]) -> None:
+    def count_steps(self, first: int, samples: Sequence[Sized]) -> None:
         """Count the steps from ``first`` on, each of which has taken some samples."""
         self.steps_done = first + len(samples)
         self.epoch, rest = divmod(self.steps_done - self.rates.ahead, self.sampler.steps_per_epoch)
@@ -259,8 +259,8 @@ class Parts:
         own = [
             (tensor, piece.start + part.start - tensor.start, self.device.get(of(number)[part]))
             for number, piece in enumerate(self.store.pieces)
-            if self.grid.counts(piece.group)
-            for tensor, part in overlaps(self.arena.tensors, piece, self.store.counted(piece))
+            if self.grid.owns(piece.group)
+            for tensor, part in overlaps(self.arena.tensors, piece, self.store.owned(piece))
         ]
         every = self.comm.allgather(own) if everywhere else self.comm.gather(own)
         for tensor, first, values in chain.from_iterable(every or ()):
@@ -272,7 +272,7 @@ class Parts:
     def refresh(self) -> None:
         """Show new values of this rank's pieces to all ranks."""
         self.store.publish()
-        self.passes.forget()
+        self.passes.forget_rounded()
 
     def drain(self) -> None:
         """Give all replicas the same weights, at the end of a run; tests and checkpoints do not."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collectives import Communicator
-from mpitrain import nn
+from mpitrain import extras, nn
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Terms
 from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.precision import CastWeights, compute_type
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.mailbox import Spec
@@ -22,14 +23,12 @@ from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.stage import Stage
 from mpitrain.ranks.together import together
-from mpitrain.step.precision import CastWeights, compute_type
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.partition import cut_of, schedule_of
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
-from mpitrain import extras
 
 
 class Passes:
@@ -160,7 +159,7 @@ class Passes:
         y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.resting())
         return self._device.get(y)
 
-    def forget(self) -> None:
+    def forget_rounded(self) -> None:
         """Drop the rounded parameters, as the parameters have changed."""
         if self._cast:
             self._cast.forget()

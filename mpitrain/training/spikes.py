@@ -2,23 +2,28 @@
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from statistics import median
 
 from mpitrain.config.tables import Run
 from mpitrain.metrics.records import Back, Resumed, Step
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import Diverged
+
+
+class Spike(Diverged):
+    """Losses are far above those before."""
 
 
 class Spikes:
     """Compares each loss with the median of those before it.
 
-    A loss above ``run.spike_factor`` times the median is apart: it does not count in later medians,
-    and no checkpoint is written until a loss is below.  The last of ``run.spike_steps`` such losses
-    in a row raises :class:`NonFinite`.
+    A loss above ``run.spike_factor`` times the median is left out of later medians, and no
+    checkpoint is written until a loss is below.  The last of ``run.spike_steps`` such losses in a
+    row raises :class:`Spike`.
 
     Attributes:
-        losses: newest losses that were not apart.
-        apart: losses in a row that are apart, up to the last step.
+        losses: newest losses that were not far above.
+        streak: number of losses in a row that are far above, up to the last step.
         left_out: numbers of steps, counted from 1, whose batches change nothing.
         times: number of times that all ranks went back.
     """
@@ -26,7 +31,7 @@ class Spikes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.losses = deque[float](maxlen=run.spike_window)
-        self.apart, self.times = 0, 0
+        self.streak, self.times = 0, 0
         self.left_out = set[int]()
 
     @property
@@ -38,46 +43,45 @@ class Spikes:
         """Go on from what :attr:`kept` gave."""
         self.losses.clear()
         self.losses.extend(losses)
-        self.left_out, self.times, self.apart = {*left_out}, times, 0
+        self.left_out, self.times, self.streak = {*left_out}, times, 0
 
     def see(self, step: Step) -> None:
-        """Compare the loss of a step that was taken; NonFinite: it ends a spike."""
-        run, usual = self._run, median(self.losses) if self.losses else 0.0
-        is_full = len(self.losses) == run.spike_window
-        if not is_full or step.loss <= usual + (run.spike_factor - 1) * abs(usual):
-            self.apart = 0
+        """Compare the loss of a step that was taken; Spike: it ends one."""
+        run, is_full = self._run, len(self.losses) == self._run.spike_window
+        usual = median(self.losses) if is_full else inf
+        if step.loss <= usual + (run.spike_factor - 1) * abs(usual):
+            self.streak = 0
             self.losses.append(step.loss)
             return
-        self.apart += 1
-        if self.apart >= run.spike_steps:
-            raise NonFinite(
+        self.streak += 1
+        if self.streak >= run.spike_steps:
+            raise Spike(
                 f"the loss at step {step.step} is {step.loss:.4g}, and the median of the "
                 f"{run.spike_window} before is {usual:.4g}",
                 step=step.step,
             )
 
-    def go_back(
-        self, done: int, error: NonFinite, restore: Callable[[int], Resumed | None]
-    ) -> Back:
+    def go_back(self, done: int, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
         ``done``: steps that are done; ``restore``: restores the newest checkpoint before a step.
 
-        NonFinite on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of a
-        step before the spike is left.
+        Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
+        a step before the spike is left.
         """
         run, last = self._run, error.step
         if self.times == run.spike_times:
-            raise NonFinite(
+            raise type(error)(
                 f"{error}; run.on_spike went back {self.times} times before; a smaller optim.lr "
                 "may help, or a larger run.spike_times",
                 step=last,
             ) from error
-        first = last - max(self.apart - (last == done), 0)
+        # A step that is done may be the newest one of the streak itself.
+        first = last - (max(self.streak - 1, 0) if last == done else self.streak)
         left_out, times = self.left_out, self.times + 1
         found = restore(first)
         if found is None:
-            raise NonFinite(
+            raise type(error)(
                 f"{error}; no checkpoint before step {first} is left to go back to; set "
                 "checkpoint.keep to 2 or more",
                 step=last,
@@ -85,6 +89,6 @@ class Spikes:
         if run.on_spike != "repeat":
             from_ = found.step + 1 if run.on_spike == "skip_all" else first
             left_out = left_out | {*range(from_, last + 1)}
-        self.left_out, self.times, self.apart = left_out, times, 0
+        self.left_out, self.times, self.streak = left_out, times, 0
         again = sorted(number for number in left_out if number > found.step)
         return Back(found.step, last, str(error), again, times)

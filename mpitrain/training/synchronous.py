@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped
-from mpitrain.step.agreement import NOTHING_COUNTS, Agreed, NonFinite, StepReport, named, nonfinite
 from mpitrain.training.account import Taken
 from mpitrain.training.batches import MicroBatches
-from mpitrain.training.loop import Batch, Loop, forward_backward, read_batches
+from mpitrain.training.loop import Batch, Loop, compute_gradient, read_batches
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 
 class SynchronousLoop(Loop):
@@ -20,17 +21,17 @@ class SynchronousLoop(Loop):
     Values that several ranks hold stay equal bit by bit.
 
     Attributes:
-        gradients: number of gradients in a step, each a mean over its worker's samples alone.
+        workers: number of workers with a gradient of their own, a mean over their samples alone.
     """
 
-    gradients = 1
+    workers = 1
 
     @property
     def sharers(self) -> Communicator:
         """The ranks that share the gradient of the next step."""
         return self.parts.gradient.ranks
 
-    @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite tells of both
+    @np.errstate(over="ignore", invalid="ignore")  # all ranks see in agree() what is not finite
     def step(self, batch: Batch) -> Sequence[Record]:
         """Train on a batch: one update.
 
@@ -42,24 +43,27 @@ class SynchronousLoop(Loop):
         parts, done = self.parts, self.parts.steps_done
         parts.expect_open()
         parts.before_step(parts)
-        (indices,), rate, scale = batch.indices, parts.rates.rate(done), parts.scale.value
-        taken = Taken(done + 1, batch.epoch, len(indices), rate, scale)
-        state = {name: values.copy() for name, values in parts.state.items()}  # running means
-        source = self._micro_batches(batch)
+        (samples,) = batch.indices  # a batch is one step here
+        rate, scale = parts.rates.rate(done), parts.scale.value
+        taken = Taken(done + 1, batch.epoch, len(samples), rate, scale)
+        state_before = {name: values.copy() for name, values in parts.state.items()}
+        micro_batches = self._micro_batches(batch)
         parts.store.reset()
         parts.summation.begin(done, scale)
-        loss, comm_seconds = forward_backward(parts, parts.passes, done, source, self.sharers)
-        report = parts.account.report(loss, comm_seconds, source)
+        loss, sum_seconds = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
+        report = parts.account.report(loss, sum_seconds, micro_batches)
         agreed = self.agree(report)
-        parts.account.agreed()
+        parts.account.start_next()
+        skipped, late_seconds = None, 0.0
         if agreed.finite:
-            skipped, seconds = None, self._update(agreed)
+            late_seconds = self.update(agreed)
         else:
-            skipped, seconds = self.roll_back(agreed, loss, source, state), 0.0
-        parts.passes.forget()
-        seconds += self.exchange()
-        parts.account.ended(seconds)
-        parts.count(done, batch.indices)
+            skipped = self.roll_back(agreed, loss, micro_batches, state_before)
+        late_seconds += self.exchange()
+        parts.passes.forget_rounded()
+        parts.account.note_late(late_seconds)
+        # Up to here steps_done leaves this step out; record() asks whether it was the last one.
+        parts.count_steps(done, batch.indices)
         return [skipped] if skipped else self.record(taken, report, agreed)
 
     def agree(self, report: StepReport) -> Agreed:
@@ -70,18 +74,36 @@ class SynchronousLoop(Loop):
         """
         parts = self.parts
         agreed = parts.gradient.agree(report)
-        if agreed.faulty:
-            parts.purity.expect(f"step {parts.steps_done + 1}")
+        if agreed.faults:
+            parts.purity.expect(f"step {parts.steps_done + 1}")  # raises
         parts.stopping = bool(agreed.stopping)
         return agreed
 
+    def update(self, agreed: Agreed) -> float:
+        """Update this rank's pieces by the clipped, unscaled gradient; returns seconds of
+        publishing them; collective."""
+        parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
+        parts.summation.commit(agreed.factor)  # first, as it refuses some factors
+        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
+        clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
+        with parts.span("update", "update"):
+            # The gradient was divided by the labels; agreed.factor divides it by what counts.
+            factor = clip / scale * agreed.factor
+            rate = parts.rates.common(done)  # groups multiply it; a record has the first one's
+            parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
+        with parts.span("publish", "communicate"):
+            seconds = parts.store.publish()
+        parts.scale.went_well()
+        return seconds
+
     def roll_back(
-        self, agreed: Agreed, loss: Scalar, source: MicroBatches, state: Mapping[str, Array]
+        self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
     ) -> Skipped | None:
         """Change no parameter, restore the layers' ``state``, lower the loss scale; collective.
 
         Returns:
-            The record; None: :meth:`agree` learns of it in a later step.
+            The record; None: this worker alone has left the step out, and :meth:`record` keeps it
+            until all workers know.
 
         Raises:
             NonFinite: on all ranks: no smaller scale can help.
@@ -90,12 +112,12 @@ class SynchronousLoop(Loop):
         parts.summation.rollback()
         for name, values in state.items():
             parts.state[name][...] = values
-        unfit = source.unfit() or NOTHING_COUNTS * agreed.nothing_counts
+        unfit = micro_batches.unfit(nothing_counts=agreed.nothing_counts)
         culprits, data = parts.gradient.culprits(loss), named(parts.comm, unfit)
         # Try a smaller scale even if samples are not finite: the program's loss may ignore them.
-        may_help = scale.value > 1.0 and not agreed.nothing_counts
-        if parts.config.run.on_nonfinite == "stop" and not may_help:
-            raise NonFinite(nonfinite(number, culprits, data), step=number)
+        smaller_helps = scale.value > 1.0 and not agreed.nothing_counts
+        if parts.config.run.on_nonfinite == "stop" and not smaller_helps:
+            raise NonFinite(nonfinite_message(number, culprits, data), step=number)
         scale.overflowed()
         return Skipped(number, data or culprits, scale.value, parts.account.synced(number))
 
@@ -107,7 +129,8 @@ class SynchronousLoop(Loop):
         """Records of the steps that all ranks know now; collective after the last step."""
         parts = self.parts
         if parts.steps_done == parts.total_steps:  # no later report has these numbers
-            late = parts.comm.allreduce(np.array(parts.account.last().numbers))
+            late = np.array(parts.account.take_late().numbers)
+            parts.comm.Allreduce(MPI.IN_PLACE, late, algorithm="native")
             agreed = agreed.plus(StepReport(*late.tolist()))
         return [parts.account.record(taken, agreed)]
 
@@ -117,19 +140,5 @@ class SynchronousLoop(Loop):
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
-        return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.gradients)
-
-    def _update(self, agreed: Agreed) -> float:
-        """Update this rank's pieces by the clipped, unscaled gradient; returns seconds of
-        publishing them."""
-        parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
-        parts.summation.commit(agreed.factor)
-        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
-        clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
-        with parts.span("update", "update"):
-            factor = clip / scale * agreed.factor  # by what counts in the loss
-            parts.updater.step(parts.rates.common(done), factor, done, agreed.unused)
-        with parts.span("publish", "communicate"):
-            seconds = parts.store.publish()
-        parts.scale.went_well()
-        return seconds
+        # The loss is a mean over the batch; a worker's own one is over its share of it.
+        return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)

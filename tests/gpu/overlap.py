@@ -51,7 +51,7 @@ def seconds_of(comm, config, overlap, steps):
             return found
 
         trainer.parts.device.read = timed
-        trainer.parts.store.overlaps = overlap
+        trainer.parts.store.starts_early = overlap
         running = trainer.run_epoch(0)
         for _ in range(WARM_UP + steps):
             begin = perf_counter()

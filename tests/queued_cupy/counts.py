@@ -53,7 +53,7 @@ class Counts:
 
 
 def caller():
-    """Where the program is that called the stand-in, as ``mpitrain/step/update.py:12``."""
+    """Where the program is that called the stand-in, as ``mpitrain/update/updater.py:12``."""
     frame = sys._getframe(1)
     while frame and Path(frame.f_code.co_filename).parent == _HERE:
         frame = frame.f_back

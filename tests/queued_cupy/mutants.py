@@ -164,7 +164,7 @@ ALONE = [
         "found = iter(self.xp.asnumpy(together).tolist())", "found = iter([*map(float, together)])",
     ),
     Mutant(
-        "a step waits for the GPU in its midst", "trained", "mpitrain/step/gradient.py",
+        "a step waits for the GPU in its midst", "trained", "mpitrain/update/gradient.py",
         "of_rank = [own.loss, self.own_squares(), own.counted,",
         "of_rank = [own.loss, float(self.own_squares()), own.counted,",
     ),

@@ -79,8 +79,8 @@ FAULTS = [
         "first",
     ),
     Fault(
-        "tuner: the first rule that fits and not the last", "tests/unit/collectives/test_tuner.py",
-        "collectives/calls/tuner.py",
+        "choice: the first rule that fits, not the last", "tests/unit/collectives/test_choice.py",
+        "collectives/calls/choice.py",
         "            rule = rules[-1]\n",
         "            rule = rules[0]\n",
     ),

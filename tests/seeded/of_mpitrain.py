@@ -5,9 +5,9 @@ from tests.seeded.fault import Fault
 FAULTS = [
     Fault(
         "clip: the norm of this rank alone", "tests/mpi/mpitrain/test_layouts.py",
-        "mpitrain/step/gradient.py",
-        "if self.grid.counts(piece.group)\n        ]",
-        "if self.grid.counts(piece.group) and self.grid.comm.rank == 0\n        ]",
+        "mpitrain/update/gradient.py",
+        "if self.grid.owns(piece.group)\n        ]",
+        "if self.grid.owns(piece.group) and self.grid.comm.rank == 0\n        ]",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch", "tests/mpi/mpitrain/test_layouts.py",
@@ -221,13 +221,13 @@ FAULTS = [
     ),
     Fault(
         "updates: a tensor without a gradient counts a step", "tests/mpi/mpitrain/test_unused.py",
-        "mpitrain/step/update.py",
-        "taken, rate = self.steps - run.left_out, lr * group.rate",
+        "mpitrain/update/updater.py",
+        "taken, rate = self.steps - stretch.left_out, lr * group.rate",
         "taken, rate = self.steps, lr * group.rate",
     ),
     Fault(
         "loss scale: it is doubled after each good step", "tests/unit/mpitrain/test_loss.py",
-        "mpitrain/step/precision.py",
+        "mpitrain/parallel/precision.py",
         "self.good_steps % self._window == 0",
         "self.good_steps % 1 == 0",
     ),

@@ -69,7 +69,7 @@ class Constructors(MPI.Intracomm):
         if comm == MPI.COMM_NULL:
             return comm  # as mpi4py: the rank is in no group
         ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[call-arg]
-        ours._engine.count(self._engine.progress.traffic)
+        ours._engine.set_traffic(self._engine.progress.traffic)
         return ours
 
     def _duplicate(
@@ -83,5 +83,5 @@ class Constructors(MPI.Intracomm):
             )
         comm, request = duplicate(*info)
         comm._engine = Engine(comm, self._engine.resources.handed_on)
-        comm._engine.count(self._engine.progress.traffic)
+        comm._engine.set_traffic(self._engine.progress.traffic)
         return comm, request

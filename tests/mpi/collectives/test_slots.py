@@ -12,9 +12,9 @@ from collectives import CollectiveError, Communicator, MismatchError
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
+from collectives.calls.choice import Entry, Rule, Table
 from collectives.calls.native import library
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import Entry, Rule, Table
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots

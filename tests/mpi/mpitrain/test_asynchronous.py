@@ -18,9 +18,9 @@ from mpitrain.metrics.records import Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.update import Updater
 from mpitrain.training.parts import Parts, UserObjects
+from mpitrain.update.agreement import NonFinite
+from mpitrain.update.updater import Updater
 from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
 
@@ -172,7 +172,11 @@ def test_each_tensor_keeps_its_count_of_updates_in_other_layouts(comm, folder, r
 def test_updates_take_the_rates_of_their_steps(comm, monkeypatch):
     """A run that goes on may have skipped updates, or have had several in a step."""
     taken, step = [], Updater.step
-    noted = lambda self, lr, number: taken.append((lr, number)) or step(self, lr, number=number)  # noqa: E731
+
+    def noted(self, lr, step_index):
+        taken.append((lr, step_index))
+        step(self, lr, step_index=step_index)
+
     monkeypatch.setattr(Updater, "step", noted)
     config = asynchronous("stash", replicas=SHAPES.get(RANKS, [(1,) * RANKS])[0])
     config = replace(config, optim=Optim(schedule="cosine", momentum=0.0))

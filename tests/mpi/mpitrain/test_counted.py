@@ -11,7 +11,7 @@ import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.metrics.records import Skipped, Step
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.fits import PARALLEL, net, tensors
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")

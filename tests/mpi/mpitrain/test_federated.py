@@ -28,7 +28,7 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size

@@ -15,8 +15,8 @@ from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.run import train
 from mpitrain.server.hogwild import Unlocked
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
 from mpitrain.training.parts import UserObjects
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size

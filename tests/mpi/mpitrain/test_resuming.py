@@ -18,7 +18,7 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import (
     StopsAfter,
     assert_goes_on,

@@ -20,7 +20,7 @@ from mpitrain.run import train
 from mpitrain.server.messages import MessageKind
 from mpitrain.server.serve import Serving
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size

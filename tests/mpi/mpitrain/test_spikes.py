@@ -12,7 +12,7 @@ from mpitrain.metrics.records import Back, Epoch, Step
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import StopsAfter, changed, equal, in_folder, job, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

@@ -20,11 +20,11 @@ from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
 from mpitrain.sync.loop import DriftingLoop
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import read_batches
 from mpitrain.training.parts import UserObjects
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import (
     StopsAfter,
     changed,

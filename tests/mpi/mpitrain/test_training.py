@@ -22,7 +22,7 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import together
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
+from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
 
 pytestmark = pytest.mark.mpi

@@ -24,8 +24,8 @@ from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from mpitrain.run import train
 from mpitrain.start import start
-from mpitrain.step.agreement import NonFinite
-from mpitrain.step.update import Updater
+from mpitrain.update.agreement import NonFinite
+from mpitrain.update.updater import Updater
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from mpitrain.group import TensorGroup
 from mpitrain.objective import CrossEntropy
 from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
-from mpitrain.step.precision import LossScale
+from mpitrain.parallel.precision import LossScale
 
 
 def softmax_cross_entropy(scores, labels, divisor, smoothing=0.0):

@@ -12,7 +12,7 @@ FLOORS = (
     {"config", "nn"},
     {"device", "metrics", "ranks"},
     {"data", "doctor", "optim", "parallel", "report"},
-    {"objective", "step"},
+    {"objective", "update"},
     {"models"},
     {"pipeline"},
     {"training"},

@@ -1,7 +1,7 @@
 """Norms over all ranks: of a step's gradient and of tensors; a search for what is not finite."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 
 import numpy as np
@@ -14,7 +14,7 @@ from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
+from mpitrain.update.agreement import Agreed, StepReport, mean_correction, named
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class GlobalGradient:
     store: Store
     ranks: Communicator
     device: Device = HOST
-    _names: list[str] | None = None
+    _names: list[str] | None = field(init=False, default=None)
 
     def agree(
         self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
@@ -40,17 +40,17 @@ class GlobalGradient:
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
         comm = ranks or self.ranks
-        of_rank = [own.loss, self.own_squares(), own.counted, own.squares]
-        loss, squares, counted, apart = self.device.read(of_rank)
-        own = replace(own, loss=loss, counted=counted, squares=apart)
+        of_rank = [own.loss, self.own_squares(), own.counted, own.noise_squares]
+        loss, norm_squares, counted, noise_squares = self.device.read(of_rank)
+        own = replace(own, loss=loss, counted=counted, noise_squares=noise_squares)
         some_unused = len(self.store.used) < len(self.store.arena.tensors)
-        values = np.array([*own.numbers, some_unused, squares], float)
+        values = np.array([*own.numbers, some_unused, norm_squares], float)
         if comm.size > 1:
             comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        *numbers, some_unused, squares = values.tolist()
+        *numbers, some_unused, norm_squares = values.tolist()
         found = Agreed(*numbers)
-        factor = over_counted(found.labels, float(found.counted))
-        norm = sqrt(squares / copies * (factor * factor))
+        factor = mean_correction(found.labels, float(found.counted))
+        norm = sqrt(norm_squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(
             found, loss=found.loss * factor, grad_norm=norm, own_norm=norm, factor=factor,
@@ -71,21 +71,21 @@ class GlobalGradient:
             self._names = sorted({name for names in every for name in names})
         return self._names
 
-    def counted(self) -> list[slice]:
+    def owned(self) -> list[slice]:
         """The elements of the arena for which this rank answers."""
         return [
             slice(piece.start + part.start, piece.start + part.stop)
             for piece in self.store.pieces
-            if self.grid.counts(piece.group)
-            for part in [self.store.counted(piece)]
+            if self.grid.owns(piece.group)
+            for part in [self.store.owned(piece)]
         ]
 
     def own_squares(self) -> Scalar:
         """This rank's part of the squared norm of the gradient."""
         own = [
-            piece.gradients[self.store.counted(piece)]
+            piece.gradients[self.store.owned(piece)]
             for piece in self.store.pieces
-            if self.grid.counts(piece.group)
+            if self.grid.owns(piece.group)
         ]
         return kernels_of(own[0]).square_sum(own) if own else 0.0
 
@@ -119,10 +119,10 @@ class GlobalGradient:
         xp = self.device.xp
         squares = xp.zeros((len(row), 3))
         for piece, direction in zip(self.store.pieces, directions, strict=True):
-            if not self.grid.counts(piece.group):
+            if not self.grid.owns(piece.group):
                 continue
-            counted = self.store.counted(piece)
-            for tensor, part in overlaps(self.store.arena.tensors, piece, counted):
+            owned = self.store.owned(piece)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
                 for column, array in enumerate((piece.parameters, piece.gradients, direction)):
                     cell = squares[row[tensor.name], column : column + 1]
                     cell += square_sum(array[part])

@@ -11,8 +11,8 @@ from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import Step
 
 
-class NonFinite(ArithmeticError):
-    """A loss or gradient is infinite or not a number; the message names its ranks and tensors.
+class Diverged(ArithmeticError):
+    """Training cannot go on from this loss or gradient.
 
     Attributes:
         before: records of the steps before that all ranks know only now.
@@ -24,7 +24,11 @@ class NonFinite(ArithmeticError):
         self.before, self.step = before, step
 
 
-def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
+class NonFinite(Diverged):
+    """A loss or gradient is infinite or not a number; the message names its ranks and tensors."""
+
+
+def nonfinite_message(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
     """The error message for a step, counted from 1, that was not finite.
 
     ``culprits``: ranks and tensors; ``data``: samples that are not finite, as known on all ranks;
@@ -47,11 +51,7 @@ def named(comm: MPI.Intracomm, own: str) -> str:
     return "; ".join([f"rank {rank}: {text}" for rank, text in every if text][:4])
 
 
-#: Said of samples none of which count, in the place of a value that is not finite.
-NOTHING_COUNTS = "nothing counts in the labels of its batch"
-
-
-def over_counted(labels: float, counted: float) -> float:
+def mean_correction(labels: float, counted: float) -> float:
     """Factor on sums that were divided by ``labels``, which divides them by what counts instead.
 
     NaN if nothing counts, as torch's mean over nothing.
@@ -71,13 +71,13 @@ class StepReport:
         comm_seconds: seconds in the sum of gradients.
         wait_seconds: seconds of waiting for other ranks.
         read_seconds: seconds of reading samples, or waiting for processes that read ahead.
-        stopping: whether this rank was asked to stop.
+        stopping: 1 if this rank was asked to stop.
         sent_bytes, shared_bytes: bytes sent in messages, and bytes moved in shared memory.
-        faulty: whether one of its layers is not a pure function.
+        faults: 1 if one of its layers is not a pure function.
         labels, counted: what this rank's sums are divided by, and what counts in its labels, where
             the loss is a mean over what counts; else 0.
         memory: most bytes that it has had so far.
-        squares: those of :class:`~mpitrain.parallel.store.Store`.
+        noise_squares: the squares of :class:`~mpitrain.parallel.store.Store`.
     """
 
     loss: Scalar
@@ -85,14 +85,14 @@ class StepReport:
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
     read_seconds: float = 0.0
-    stopping: float = False
+    stopping: float = 0.0
     sent_bytes: float = 0
     shared_bytes: float = 0
-    faulty: float = False
+    faults: float = 0.0
     labels: float = 0
     counted: Scalar = 0.0
     memory: float = 0
-    squares: Scalar = 0.0
+    noise_squares: Scalar = 0.0
 
     @property
     def numbers(self) -> list[float]:

@@ -12,13 +12,13 @@ from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer
 from mpitrain.parallel.store import Allocate, Piece, Store, overlaps
-from mpitrain.step.gradient import GlobalGradient
+from mpitrain.update.gradient import GlobalGradient
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"
 
 
-class _Run(NamedTuple):
+class _Stretch(NamedTuple):
     """A part of a piece whose elements are all updated in the same way.
 
     Attributes:
@@ -33,13 +33,13 @@ class _Run(NamedTuple):
     left_out: int
     shape: Shape | None = None
 
-    def follows(self, other: "_Run") -> bool:
-        """Whether this run begins where the other ends and is updated in the same way."""
+    def follows(self, other: "_Stretch") -> bool:
+        """Whether this stretch begins where the other ends and is updated in the same way."""
         alike = self.group is other.group and self.left_out == other.left_out
         return alike and self.shape is None and self.part.start == other.part.stop
 
     def of(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """This run's part of a piece's state, by slot."""
+        """This stretch's part of a piece's state, by slot."""
         return {slot: array[self.part] for slot, array in state.items()}
 
 
@@ -84,7 +84,7 @@ class Updater:
         self.steps, self.per_step = 0, 1
         names = optimizer.begun.keys() & {tensor.name for tensor in store.arena.tensors}
         self.left_out = {name: -optimizer.begun[name].steps for name in names}
-        self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
+        self._latest: tuple[Any, list[list[_Stretch]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, self.allocate) for slot in optimizer.slots}
             for piece in store.pieces
@@ -96,9 +96,9 @@ class Updater:
                     for slot, whole in begun.slots.items():
                         own = whole[first + part.start : first + part.stop]
                         state[slot][part] = array_namespace(piece.parameters).asarray(own)
-        for piece, state in zip(store.pieces, self.state, strict=True) if self.decay else ():
-            state[AVERAGE] = _zeros(piece.parameters, self.allocate)
-            state[AVERAGE][...] = piece.parameters
+            if self.decay:
+                state[AVERAGE] = _zeros(piece.parameters, self.allocate)
+                state[AVERAGE][...] = piece.parameters
 
     def divide(self, per_step: int) -> None:
         """Make each step ``per_step`` updates, by the gradients of its parts one after the other.
@@ -155,10 +155,10 @@ class Updater:
         return found
 
     def step(
-        self, lr: float, gradient_scale: float = 1.0, number: int = 0,
+        self, lr: float, gradient_scale: float = 1.0, *, step_index: int = 0,
         unused: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        """Update this rank's pieces, but for ``unused`` tensors; ``number`` counts all steps.
+        """Update this rank's pieces, but for ``unused`` tensors; ``step_index`` counts all steps.
 
         ``lr``, that of a step, is multiplied by the rates of groups, and gradients by
         ``gradient_scale``.
@@ -169,27 +169,28 @@ class Updater:
         lr, gradient_scale = lr / self.per_step, gradient_scale * self.per_step
         for name in unused:
             self.left_out[name] = self.left_out.get(name, 0) + 1
-        runs = self._runs(unused)
+        stretches = self._stretches(unused)
         if self.optimizer.layerwise or self.clip_value:
             self._finish_gradients(gradient_scale)
             gradient_scale = 1.0
         if self.optimizer.layerwise:
-            self._step_layerwise(lr, runs)
+            self._step_layerwise(lr, stretches)
         else:
-            for piece, state, own in zip(self.store.pieces, self.state, runs, strict=True):
-                for run in own:
-                    group = run.group.at(number)
-                    p, g = piece.parameters[run.part], piece.gradients[run.part]
-                    if run.shape is not None:
-                        p, g = p.reshape(run.shape), g.reshape(run.shape)
-                    taken, rate = self.steps - run.left_out, lr * group.rate
-                    group.optimizer.take_step(p, g, run.of(state), taken, rate, gradient_scale)
+            for piece, state, own in zip(self.store.pieces, self.state, stretches, strict=True):
+                for stretch in own:
+                    group = stretch.group.at(step_index)
+                    p, g = piece.parameters[stretch.part], piece.gradients[stretch.part]
+                    if stretch.shape is not None:
+                        p, g = p.reshape(stretch.shape), g.reshape(stretch.shape)
+                    taken, rate = self.steps - stretch.left_out, lr * group.rate
+                    group.optimizer.take_step(p, g, stretch.of(state), taken, rate, gradient_scale)
         self.average()
 
     def average(self) -> None:
         """Move the averages, if there are any, towards the parameters."""
-        for piece, state in zip(self.store.pieces, self.state) if self.decay else ():
-            state[AVERAGE] += (1.0 - self.decay) * (piece.parameters - state[AVERAGE])
+        if self.decay:
+            for piece, state in zip(self.store.pieces, self.state, strict=True):
+                state[AVERAGE] += (1.0 - self.decay) * (piece.parameters - state[AVERAGE])
 
     def _finish_gradients(self, scale: float) -> None:
         """Scale the gradients in place, and clip each of their numbers."""
@@ -201,22 +202,22 @@ class Updater:
             if limit:
                 array_namespace(gradients).clip(gradients, -limit, limit, out=gradients)
 
-    def _step_layerwise(self, lr: float, runs: list[list[_Run]]) -> None:
+    def _step_layerwise(self, lr: float, stretches: list[list[_Stretch]]) -> None:
         """Update by a layerwise optimiser: all directions first, as the rates need them."""
-        pieces = list(zip(self.store.pieces, self.state, runs, strict=True))
+        pieces = list(zip(self.store.pieces, self.state, stretches, strict=True))
         directions = []
         for piece, state, own in pieces:
             direction = array_namespace(piece.parameters).zeros_like(piece.parameters)
-            for run in own:
-                p, g = piece.parameters[run.part], piece.gradients[run.part]
-                taken, prepare = self.steps - run.left_out, run.group.optimizer.prepare
-                direction[run.part] = prepare(p, g, run.of(state), taken)
+            for stretch in own:
+                p, g = piece.parameters[stretch.part], piece.gradients[stretch.part]
+                taken, prepare = self.steps - stretch.left_out, stretch.group.optimizer.prepare
+                direction[stretch.part] = prepare(p, g, stretch.of(state), taken)
             directions.append(direction)
         rates = self._rates(lr, directions)
         for (piece, state, own), direction, rate in zip(pieces, directions, rates, strict=True):
-            for run in own:
-                p, part = piece.parameters[run.part], run.part
-                run.group.optimizer.apply(p, direction[part], run.of(state), rate[part])
+            for stretch in own:
+                p, part = piece.parameters[stretch.part], stretch.part
+                stretch.group.optimizer.apply(p, direction[part], stretch.of(state), rate[part])
 
     def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
         """The rate of each element of each piece, by the norms of whole tensors; collective.
@@ -225,32 +226,33 @@ class Updater:
         """
         return self.gradient.trust_rates(lr, self.grouping, directions)
 
-    def exchange(self) -> None:
+    def swap_averages(self) -> None:
         """Swap parameters and their averages in this rank's pieces; a second call swaps back."""
         for piece, state in zip(self.store.pieces, self.state, strict=True):
             trained = piece.parameters.copy()
             piece.parameters[...] = state[AVERAGE]
             state[AVERAGE][...] = trained
 
-    def _runs(self, unused: frozenset[str]) -> list[list[_Run]]:
-        """The runs of each piece, reused from the step before if nothing changed."""
+    def _stretches(self, unused: frozenset[str]) -> list[list[_Stretch]]:
+        """The stretches of each piece, reused from the step before if nothing changed."""
         apart = frozenset(entry for entry in self.left_out.items() if entry[0] not in unused)
-        if self._latest_runs is None or self._latest_runs[0] != (unused, apart):
-            runs = [self._runs_of(piece, unused) for piece in self.store.pieces]
-            self._latest_runs = (unused, apart), runs
-        return self._latest_runs[1]
+        if self._latest is None or self._latest[0] != (unused, apart):
+            stretches = [self._stretches_of(piece, unused) for piece in self.store.pieces]
+            self._latest = (unused, apart), stretches
+        return self._latest[1]
 
-    def _runs_of(self, piece: Piece, unused: frozenset[str]) -> list[_Run]:
-        """The runs of a piece, in order, without unused tensors."""
-        found: list[_Run] = []
+    def _stretches_of(self, piece: Piece, unused: frozenset[str]) -> list[_Stretch]:
+        """The stretches of a piece, in order, without unused tensors."""
+        found: list[_Stretch] = []
         for tensor, part in overlaps(self.store.arena.tensors, piece):
             if tensor.name in unused:
                 continue
+            left_out = self.left_out.get(tensor.name, 0)
             shape = tensor.shape if self.optimizer.whole else None
-            run = _Run(part, self.grouping(tensor.name), self.left_out.get(tensor.name, 0), shape)
-            if found and run.follows(found[-1]):
-                run = run._replace(part=slice(found.pop().part.start, part.stop))
-            found.append(run)
+            stretch = _Stretch(part, self.grouping(tensor.name), left_out, shape)
+            if found and stretch.follows(found[-1]):
+                stretch = stretch._replace(part=slice(found.pop().part.start, part.stop))
+            found.append(stretch)
         return found
 
 

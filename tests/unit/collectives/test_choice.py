@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import openmpi_rules
 from collectives.algorithms import names
-from collectives.calls.tuner import (
+from collectives.calls.choice import (
     DEFAULT,
     NEVER,
     ORDINARY,
@@ -240,13 +240,13 @@ def test_threads_load_their_first_table_at_once():
     """Several times anew, as msgspec crashed in most of such races."""
     program = """
 import importlib, sys, threading
-from collectives.calls import tuner
+from collectives.calls import choice
 sys.setswitchinterval(1e-6)
 for _ in range(20):
-    importlib.reload(tuner)
+    importlib.reload(choice)
     start = threading.Barrier(4)
     threads = [
-        threading.Thread(target=lambda: (start.wait(), tuner.load())) for _ in range(4)
+        threading.Thread(target=lambda: (start.wait(), choice.load())) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
