@@ -1,4 +1,4 @@
-"""Spikes of the loss, told from losses that are no numbers."""
+"""Errors of runs that diverge: a spike of the loss is told from losses that are no numbers."""
 
 from dataclasses import dataclass
 
