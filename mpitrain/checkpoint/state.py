@@ -108,6 +108,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.seen,
             [*parts.prox] if parts.steps_done else [],
             *(parts.spikes.kept if parts.spikes else ()),
+            noise=parts.account.noise.averages if parts.account.noise else [],
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -205,6 +206,8 @@ def restore(
     parts.prox = progress.prox or parts.prox
     if parts.spikes:
         parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
+    if parts.account.noise and progress.noise:
+        parts.account.noise.averages = progress.noise
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

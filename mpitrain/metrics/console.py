@@ -66,7 +66,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         say(str(record))
-                case Epoch() | Summary() | Back():
+                case Epoch() | Summary():
                     say(str(record))
                 case Skipped():
                     say(
@@ -80,12 +80,10 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     )
                 case Saved():
                     say(f"checkpoint {record.path} ({record.seconds:.2f} s)")
-                case Resumed():
+                case Resumed() | Back():
                     for why in record.refused:
                         say(f"checkpoint refused: {why}")
-                    say(f"resumed after step {record.step} from {record.path}")
-                    for note in record.notes:
-                        say(f"resumed: {note}")
+                    say(str(record))
 
         yield write
 

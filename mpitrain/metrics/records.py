@@ -255,6 +255,10 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
     refused: list[str]
     notes: list[str] = []
 
+    def __str__(self) -> str:
+        notes = "".join(f"\nresumed: {note}" for note in self.notes)
+        return f"resumed after step {self.step} from {self.path}{notes}"
+
 
 class Back(Struct, frozen=True, tag="back", tag_field="event"):
     """All ranks went back to a checkpoint after a spike of the loss; its steps come again.
@@ -265,6 +269,7 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
         why: the loss that ended it.
         left_out: later steps whose batches change nothing, and which have no record.
         times: times that the run went back so far.
+        refused: as in :class:`Resumed`.
     """
 
     step: int
@@ -272,6 +277,7 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
     why: str
     left_out: list[int]
     times: int
+    refused: list[str] = []
 
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.left_out))

@@ -95,18 +95,9 @@ class Loop(ClosedTogether):
             for batch in batches:
                 if parts.spikes and done + 1 in parts.spikes.left_out:
                     parts.count(done, batch.indices)
-                    done = parts.steps_done
                     yield []
-                    continue
-                if parts.padding:
-                    parts.padding.look(batch.indices[0])
-                if parts.shadows:
-                    self._look(batch)
-                try:
-                    records = self.step(batch)
-                except CorruptMessage as error:
-                    raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
-                yield records
+                else:
+                    yield self._taken(batch)
                 if parts.stopping or parts.ending:
                     return
                 is_checked = is_due(self.check_every, done, parts.steps_done)
@@ -115,6 +106,18 @@ class Loop(ClosedTogether):
                     parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
+
+    def _taken(self, batch: Batch) -> Sequence[Record]:
+        """Take a step, after the checks that are due; errors of :meth:`steps`."""
+        parts = self.parts
+        if parts.padding:
+            parts.padding.look(batch.indices[0])
+        if parts.shadows:
+            self._look(batch)
+        try:
+            return self.step(batch)
+        except CorruptMessage as error:
+            raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
 
     def _look(self, batch: Batch) -> None:
         """Let the program's shadow compare a step before it is taken; collective."""
@@ -185,13 +188,14 @@ def forward_backward(
             return loss, parts.store.wait()
 
     know_counts(parts, source, parts.counting or ranks)
-    (found,) = passes.runner().run(
-        source,
-        Latest(passes.weights),
-        parts.store,
-        wait,
-        lambda m: passes.context(step, source.indices(m), source.terms(m)),
-    )
+    with parts.passing():
+        (found,) = passes.runner().run(
+            source,
+            Latest(passes.weights),
+            parts.store,
+            wait,
+            lambda m: passes.context(step, source.indices(m), source.terms(m)),
+        )
     if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
         parts.purity.fault = uncountable(step, "layers add losses, as routers of experts do,")
     return found

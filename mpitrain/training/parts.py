@@ -1,7 +1,7 @@
 """The parts of a job on this rank, made from its tables and its program's own objects."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
@@ -214,6 +214,7 @@ class Parts:
     origin: Any = None
     prox: list[float] = field(default_factory=list)
     is_closed: bool = False
+    is_broken: bool = False
 
     @property
     def total_steps(self) -> int:
@@ -296,8 +297,22 @@ class Parts:
             replicas.append((self.grid.data, anchors))
         check_replicas(self.comm, replicas, when)
 
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Passes, after an error in which ranks may wait for sums, or have them twice."""
+        try:
+            yield
+        except BaseException:
+            self.is_broken = self.comm.size > 1 or self.config.parallel.zero > 1
+            raise
+
     def expect_open(self) -> None:
-        """Raise RuntimeError if the parts are closed."""
+        """Raise RuntimeError if the parts are closed, or a pass has failed."""
+        if self.is_broken:
+            raise RuntimeError(
+                "a pass has failed, and this trainer may have half of its sums; make another one, "
+                "whose fit(resume=True) goes on"
+            )
         if self.is_closed:
             raise RuntimeError("this trainer is closed, and has no communicators; make another one")
 

@@ -39,8 +39,8 @@ class OwnModule:
         self.module = module
         #: The parameters as the loop copied them; ``None`` once it trains.
         self._copied: list[tuple[int, int]] | None = self._versions()
-        #: Steps after which the module got its values.
-        self._steps = 0
+        #: Place in training at which the module got its values.
+        self._place = 0, 0
         self._looks = _Looks(module)
 
     def current(self, parts: Parts) -> torch.nn.Module:
@@ -52,7 +52,7 @@ class OwnModule:
     def load(self, parts: Parts) -> None:
         """Give the module the values of training; collective."""
         load_into(self.module, parts)
-        self._steps = parts.steps_done
+        self._place = _place(parts)
 
     def gather(self, parts: Parts) -> torch.nn.Module:
         """The module with the values of training, as :meth:`mpitrain.Trainer.gather`."""
@@ -99,11 +99,16 @@ class OwnModule:
         return watch
 
     def _is_current(self, parts: Parts) -> bool:
-        return self._steps == parts.steps_done
+        return self._place == _place(parts)
 
     def _versions(self) -> list[tuple[int, int]]:
         """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
         return [(p._version, _bit_sum(p)) for p in self.module.parameters()]
+
+
+def _place(parts: Parts) -> tuple[int, int]:
+    """Steps that are done, and times that training went back."""
+    return parts.steps_done, parts.spikes.times if parts.spikes else 0
 
 
 class _Looks(TorchFunctionMode):
