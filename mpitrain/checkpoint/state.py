@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -106,7 +107,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.measured_rates.values[:] if parts.measured_rates else [],
             parts.epoch,
             parts.seen,
-            [*parts.prox] if parts.steps_done else [],
+            [*parts.prox] if isfinite(sum(parts.prox)) else [],
             *(parts.spikes.kept if parts.spikes else ()),
             noise=parts.account.noise.averages if parts.account.noise else [],
         ),

@@ -95,9 +95,20 @@ class Loop(ClosedTogether):
             for batch in batches:
                 if parts.spikes and done + 1 in parts.spikes.left_out:
                     parts.count(done, batch.indices)
+                    done = parts.steps_done
                     yield []
-                else:
-                    yield self._taken(batch)
+                    if parts.ending:
+                        return
+                    continue
+                if parts.padding:
+                    parts.padding.look(batch.indices[0])
+                if parts.shadows:
+                    self._look(batch)
+                try:
+                    records = self.step(batch)
+                except CorruptMessage as error:
+                    raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
+                yield records
                 if parts.stopping or parts.ending:
                     return
                 is_checked = is_due(self.check_every, done, parts.steps_done)
@@ -106,18 +117,6 @@ class Loop(ClosedTogether):
                     parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
-
-    def _taken(self, batch: Batch) -> Sequence[Record]:
-        """Take a step, after the checks that are due; errors of :meth:`steps`."""
-        parts = self.parts
-        if parts.padding:
-            parts.padding.look(batch.indices[0])
-        if parts.shadows:
-            self._look(batch)
-        try:
-            return self.step(batch)
-        except CorruptMessage as error:
-            raise CorruptMessage(f"step {parts.steps_done + 1}: {error}") from error
 
     def _look(self, batch: Batch) -> None:
         """Let the program's shadow compare a step before it is taken; collective."""

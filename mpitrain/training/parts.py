@@ -169,6 +169,7 @@ class Parts:
         origin: see :func:`mpitrain.checkpoint.changes.origin_of`; None before the first call.
         prox: FedProx's mu of the next round, the last round's loss, and the rounds in which it has
             fallen until then; empty without clients.
+        over: reason for which no pass is possible any more; empty: it is.
     """
 
     comm: Communicator
@@ -213,8 +214,7 @@ class Parts:
     updates_per_step: int = 1
     origin: Any = None
     prox: list[float] = field(default_factory=list)
-    is_closed: bool = False
-    is_broken: bool = False
+    over: str = ""
 
     @property
     def total_steps(self) -> int:
@@ -303,20 +303,18 @@ class Parts:
         try:
             yield
         except BaseException:
-            self.is_broken = self.comm.size > 1 or self.config.parallel.zero > 1
+            if self.comm.size > 1 or self.config.parallel.zero > 1:
+                self.over = "has failed in a pass, and may have half of its sums"
             raise
 
     def expect_open(self) -> None:
         """Raise RuntimeError if the parts are closed, or a pass has failed."""
-        if self.is_broken:
+        if self.over:
             raise RuntimeError(
-                "a pass has failed, and this trainer may have half of its sums; make another one, "
-                "whose fit(resume=True) goes on"
+                f"this trainer {self.over}; make another one, and fit(resume=True) goes on"
             )
-        if self.is_closed:
-            raise RuntimeError("this trainer is closed, and has no communicators; make another one")
 
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
-        self.is_closed = True
+        self.over = "is closed, and has no communicators"
         self.opened.close()

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from mpitrain.adapters.torch.checks.module_class import hooked
 from mpitrain.adapters.torch.modules.whole import load_into
 from mpitrain.config import ConfigError
-from mpitrain.metrics.records import Epoch, Record, Round, Skipped, Step, Write
+from mpitrain.metrics.records import Back, Epoch, Record, Round, Skipped, Step, Write
 from mpitrain.training.parts import Parts
 
 _STALE = (
@@ -39,8 +39,8 @@ class OwnModule:
         self.module = module
         #: The parameters as the loop copied them; ``None`` once it trains.
         self._copied: list[tuple[int, int]] | None = self._versions()
-        #: Place in training at which the module got its values.
-        self._place = 0, 0
+        #: Steps after which the module got its values.
+        self._steps = 0
         self._looks = _Looks(module)
 
     def current(self, parts: Parts) -> torch.nn.Module:
@@ -52,7 +52,7 @@ class OwnModule:
     def load(self, parts: Parts) -> None:
         """Give the module the values of training; collective."""
         load_into(self.module, parts)
-        self._place = _place(parts)
+        self._steps = parts.steps_done
 
     def gather(self, parts: Parts) -> torch.nn.Module:
         """The module with the values of training, as :meth:`mpitrain.Trainer.gather`."""
@@ -89,6 +89,8 @@ class OwnModule:
         """The function, which gets a RuntimeError where it looks at values of the past."""
 
         def watch(record: Record) -> None:
+            if isinstance(record, Back):  # steps that the module has seen come again
+                self._steps = -1
             self._looks.watches, self._looks.is_late = True, not self._is_current(parts)
             try:
                 with self._looks:
@@ -99,16 +101,11 @@ class OwnModule:
         return watch
 
     def _is_current(self, parts: Parts) -> bool:
-        return self._place == _place(parts)
+        return self._steps == parts.steps_done
 
     def _versions(self) -> list[tuple[int, int]]:
         """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
         return [(p._version, _bit_sum(p)) for p in self.module.parameters()]
-
-
-def _place(parts: Parts) -> tuple[int, int]:
-    """Steps that are done, and times that training went back."""
-    return parts.steps_done, parts.spikes.times if parts.spikes else 0
 
 
 class _Looks(TorchFunctionMode):
