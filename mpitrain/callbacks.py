@@ -114,12 +114,11 @@ class Callbacks:
             error, lambda step: resume(parts, allow_changes=True, before=step)
         )
         self._writer.drop(back.step)
-        self._done, parts.asked.factor = back.step, parts.rates.factor
+        self._saved, self._done, parts.asked.factor = None, back.step, parts.rates.factor
         left = parts.epoch - is_test_missing(parts)
         self.tests = [test for test in self.tests if test.epoch < left]
         self.write(back)
-        self._save()  # a run that is killed from now on leaves these batches out, too
-        self._write_saved(self._writer.finish())
+        self._complete()  # a run that is killed from now on leaves these batches out, too
         self._do_as_asked()
 
     def after_steps(self) -> None:

@@ -169,7 +169,7 @@ class Writer:
         if self._thread is None or self._pending is None:
             return None
         self._thread.join()
-        joined = perf_counter()
+        lasted = self._lasted - perf_counter()
         (manifest, target), self._thread, self._pending = self._pending, None, None
         if isinstance(self._written, OSError):
             outcome: tuple[str, Any] = ("", f"{self._written.strerror}: {self._written.filename}")
@@ -177,8 +177,7 @@ class Writer:
             outcome = (self._written, manifest)
         found = self._comm.gather(outcome)
         self._complete(found, target)
-        lasted = self._lasted + perf_counter() - joined
-        return target, self._comm.allreduce(lasted, op=MPI.MAX)
+        return target, self._comm.allreduce(lasted + perf_counter(), op=MPI.MAX)
 
     def abandon(self) -> None:
         """Drops the checkpoint that is being written, as a rank has died; not collective."""

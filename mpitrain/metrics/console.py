@@ -66,7 +66,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Round():
                     if record.step == 1 or record.step % log_every == 0:
                         say(str(record))
-                case Epoch() | Summary():
+                case Epoch() | Summary() | Back():
                     say(str(record))
                 case Skipped():
                     say(
@@ -80,10 +80,12 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     )
                 case Saved():
                     say(f"checkpoint {record.path} ({record.seconds:.2f} s)")
-                case Resumed() | Back():
+                case Resumed():
                     for why in record.refused:
                         say(f"checkpoint refused: {why}")
-                    say(str(record))
+                    say(f"resumed after step {record.step} from {record.path}")
+                    for note in record.notes:
+                        say(f"resumed: {note}")
 
         yield write
 

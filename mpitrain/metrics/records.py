@@ -255,10 +255,6 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
     refused: list[str]
     notes: list[str] = []
 
-    def __str__(self) -> str:
-        notes = "".join(f"\nresumed: {note}" for note in self.notes)
-        return f"resumed after step {self.step} from {self.path}{notes}"
-
 
 class Back(Struct, frozen=True, tag="back", tag_field="event"):
     """All ranks went back to a checkpoint after a spike of the loss; its steps come again.
@@ -282,7 +278,8 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.left_out))
         without = f" without {counted(len(self.left_out), 'step')} ({steps})" if steps else ""
-        return f"back to step {self.step}{without}, time {self.times}: {self.why}"
+        refused = "".join(f"; checkpoint refused: {why}" for why in self.refused)
+        return f"back to step {self.step}{without}, time {self.times}: {self.why}{refused}"
 
 
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):

@@ -310,9 +310,7 @@ class Parts:
     def expect_open(self) -> None:
         """Raise RuntimeError if the parts are closed, or a pass has failed."""
         if self.over:
-            raise RuntimeError(
-                f"this trainer {self.over}; make another one, and fit(resume=True) goes on"
-            )
+            raise RuntimeError(f"this trainer {self.over}; fit(resume=True) of another one goes on")
 
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""

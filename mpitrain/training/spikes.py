@@ -43,8 +43,7 @@ class Spikes:
     def see(self, step: Step) -> None:
         """Compare the loss of a step that was taken; NonFinite: it ends a spike."""
         run, usual = self._run, median(self.losses) if self.losses else 0.0
-        is_full = len(self.losses) == run.spike_window
-        is_compared = is_full and usual != 0  # nothing is so many times 0
+        is_compared = len(self.losses) == run.spike_window and usual != 0  # 3 times 0 is 0
         if not is_compared or step.loss <= usual + (run.spike_factor - 1) * abs(usual):
             self.apart = []
             self.losses.append(step.loss)
