@@ -29,6 +29,10 @@ def spiked(folder, **keys):
     return changed(config, **(SPIKE | keys))
 
 
+def calm(folder):
+    return changed(in_folder(job("mlp", batch_size=144), folder), checkpoint=SPIKE["checkpoint"])
+
+
 def run(comm, config, at=(), value=1e3, left_out=(), stop=None, known=None, **how):
     """Train; the parameters are multiplied by ``value`` just before the steps ``at``."""
     met = []
@@ -141,6 +145,29 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(comm, folder)
     run(comm, config, at=[14], on_record=damage)
     (back,) = records(config).of(Back)
     assert back.step == 9 and "step-00000012" in back.refused[0]
+
+
+@pytest.mark.parametrize("policy", ["skip", "go_on"])
+def test_no_checkpoint_keeps_a_parameter_that_is_not_finite(comm, folder, policy):
+    """The update of step 9, after which a checkpoint is due, spoils one."""
+    config = spiked(folder) if policy == "skip" else calm(folder)
+    met = []
+
+    def spoil(record):
+        if isinstance(record, Step) and record.step == 9 and not met:
+            met.append(9)
+            parts[0].store.pieces[0].parameters[:1] = np.inf
+            parts[0].refresh()
+
+    parts = []
+    if policy == "skip":
+        run(comm, config, on_record=spoil, known=parts)
+        (back,) = records(config).of(Back)
+        assert (back.step, back.spike) == (6, 9)
+        return
+    with pytest.raises(NonFinite, match=r"a parameter is not finite after step 9 \(rank 0: "):
+        run(comm, config, on_record=spoil, known=parts)
+    assert [*numbered(checkpoints(config))] == [6, 3]
 
 
 def test_a_run_goes_back_so_many_times_at_most(comm, folder):
