@@ -137,7 +137,11 @@ def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
         (lambda data: data[-1].none, dict(split="own"), "they cannot be read: AttributeError"),
         (lambda data: [7] * len(data), dict(split="own"), "names 1 clients, and the job says 20"),
         (lambda data: ["\ud800"] * len(data), dict(split="own"), "cannot be read: UnicodeEncode"),
-        (lambda data: [1, "1"] + [1] * (len(data) - 2), dict(split="own"), "whole numbers or texts"),
+        (
+            lambda data: [1, "1"] + [1] * (len(data) - 2),
+            dict(split="own"),
+            "whole numbers or texts",
+        ),
     ],
 )
 def test_clients_that_cannot_be(comm, clients, own, told):
@@ -159,7 +163,7 @@ def test_a_client_that_skips_all_its_steps_has_no_loss(comm, folder, monkeypatch
         loss=replace(config.loss, name="mean_squared_error"),
         checkpoint=Checkpoint(every=1),
     )
-    with mpitrain.Trainer(comm, config, clients=1 * (np.arange(40) >= bad % 40 + (bad == 40))) as trainer:
+    with mpitrain.Trainer(comm, config, clients=[0] + [1] * 39) as trainer:
         trainer.fit()
     losses = [[*one.losses] for one in read_records(folder / "metrics.jsonl").of(Round)]
     assert losses == [["1"] if bad == 1 else []] * 2
