@@ -154,7 +154,7 @@ def test_a_client_that_skips_all_its_steps_has_no_loss(comm, folder, monkeypatch
     """Samples of client 0 are not finite, or those of both; the run writes checkpoints."""
     x = np.random.default_rng(1).normal(size=(40, 4))
     x[:bad] = np.nan
-    data = Dataset(Samples(x, x[:, :1] * 0), Samples(x[:1] * 0, x[:1, :1] * 0), 0)
+    data = Dataset(Samples(x, np.zeros((40, 1))), Samples(np.zeros((1, 4)), np.zeros((1, 1))), 0)
     monkeypatch.setattr("mpitrain.training.assemble.load", lambda *_: data)
     config = job("float64", clients=2, rounds=2, split="own", prox=0.1, prox_step=0.1)
     config = replace(
