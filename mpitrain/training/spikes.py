@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from math import inf
 from statistics import median
 
 from mpitrain.config.tables import Run
@@ -23,7 +22,7 @@ class Spikes:
 
     Attributes:
         losses: newest losses that were not far above.
-        streak: number of losses in a row that are far above, up to the last step.
+        streak: numbers of the steps, up to the last one, whose losses in a row are far above.
         left_out: numbers of steps, counted from 1, whose batches change nothing.
         times: number of times that all ranks went back.
     """
@@ -31,7 +30,7 @@ class Spikes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.losses = deque[float](maxlen=run.spike_window)
-        self.streak, self.times = 0, 0
+        self.streak, self.times = list[int](), 0
         self.left_out = set[int]()
 
     @property
@@ -43,28 +42,28 @@ class Spikes:
         """Go on from what :attr:`kept` gave."""
         self.losses.clear()
         self.losses.extend(losses)
-        self.left_out, self.times, self.streak = {*left_out}, times, 0
+        self.left_out, self.times, self.streak = {*left_out}, times, []
 
     def see(self, step: Step) -> None:
         """Compare the loss of a step that was taken; Spike: it ends one."""
-        run, is_full = self._run, len(self.losses) == self._run.spike_window
-        usual = median(self.losses) if is_full else inf
-        if step.loss <= usual + (run.spike_factor - 1) * abs(usual):
-            self.streak = 0
+        run, usual = self._run, median(self.losses) if self.losses else 0.0
+        is_compared = len(self.losses) == run.spike_window and usual != 0  # 3 times 0 is 0
+        if not is_compared or step.loss <= usual + (run.spike_factor - 1) * abs(usual):
+            self.streak = []
             self.losses.append(step.loss)
             return
-        self.streak += 1
-        if self.streak >= run.spike_steps:
+        self.streak.append(step.step)
+        if len(self.streak) >= run.spike_steps:
             raise Spike(
                 f"the loss at step {step.step} is {step.loss:.4g}, and the median of the "
                 f"{run.spike_window} before is {usual:.4g}",
                 step=step.step,
             )
 
-    def go_back(self, done: int, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
+    def go_back(self, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
-        ``done``: steps that are done; ``restore``: restores the newest checkpoint before a step.
+        ``restore``: restores the newest checkpoint before a step.
 
         Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
         a step before the spike is left.
@@ -76,8 +75,7 @@ class Spikes:
                 "may help, or a larger run.spike_times",
                 step=last,
             ) from error
-        # A step that is done may be the newest one of the streak itself.
-        first = last - (max(self.streak - 1, 0) if last == done else self.streak)
+        first = min([*self.streak, last])
         left_out, times = self.left_out, self.times + 1
         found = restore(first)
         if found is None:
@@ -89,6 +87,6 @@ class Spikes:
         if run.on_spike != "repeat":
             from_ = found.step + 1 if run.on_spike == "skip_all" else first
             left_out = left_out | {*range(from_, last + 1)}
-        self.left_out, self.times, self.streak = left_out, times, 0
+        self.left_out, self.times, self.streak = left_out, times, []
         again = sorted(number for number in left_out if number > found.step)
-        return Back(found.step, last, str(error), again, times)
+        return Back(found.step, last, str(error), again, times, found.refused)
