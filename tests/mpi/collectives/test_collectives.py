@@ -15,7 +15,10 @@ ALLREDUCES = [*names("allreduce"), "native", "auto"]
 
 
 @pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, marks=pytest.mark.slow if n % 3 else ()) for n, a in enumerate(ALLREDUCES)],
+)
 def test_large_segments_in_shared_memory(comm, algorithm):
     """Long enough to be cut into several segments on every rank."""
     count = (3 << 20) // 4 * comm.size + 1
@@ -29,7 +32,10 @@ def test_large_segments_in_shared_memory(comm, algorithm):
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, np.float32, pytest.param(np.float64, marks=pytest.mark.slow), np.complex128],
+)
 def test_replicas_are_bitwise_equal(comm, algorithm, dtype, memory):
     fractions = np.random.default_rng(comm.rank).random(1003) * 10.0 ** (comm.rank % 3)
     mine = (comm.empty if memory == "shared" else np.empty)(1003, dtype)
