@@ -35,6 +35,7 @@ V = ("zb_v", "v_half", "v_min", "dualpipe_v")
 SGD = Optim(lr=0.05, reference_batch=0, momentum=0.5, weight_decay=0.01)
 ADAMW = Optim("adamw", lr=1e-3, reference_batch=0, weight_decay=0.1, clip_norm=1.0, average=0.9)
 LAMB = Optim("lamb", lr=1e-3, reference_batch=0, weight_decay=0.01)
+LARS = Optim("lars", lr=1.0, reference_batch=0, weight_decay=1e-4, trust=0.01)
 
 
 def drawn_job(rng: Random, ranks: int) -> Config:
@@ -48,12 +49,13 @@ def drawn_job(rng: Random, ranks: int) -> Config:
         )
         model = replace(model, dropout=rng.choice((0, 0.2)))
         if experts := rng.choice((0, 3, 5)):
-            model = replace(model, experts=experts, capacity=1.0, balance=0.1)
+            model = replace(model, experts=experts, top=rng.choice((1, 2)), capacity=1.0)
+            model = replace(model, balance=0.1, router_z=0.01)
     elif kind != "resnet":
         model = replace(model, hidden=(8,) * rng.choice((1, 2, ranks)))
     train = Train(epochs=1, steps=STEPS, batch_size=rng.choice((24, 17, 5)))
     run = Run(seed=rng.randint(1, 3), dtype="float64")
-    optim = rng.choice((SGD, ADAMW, LAMB))
+    optim = rng.choice((SGD, ADAMW, LAMB, LARS))
     return Config(run=run, data=data, model=model, optim=optim, train=train)
 
 
@@ -80,10 +82,10 @@ def drawn_layout(
     among = sizes["data"] * inner
     if has.experts and among > 1:
         keys["experts"] = rng.choice([n for n in range(2, among + 1) if among % n == 0])
-        keys["alltoall"] = rng.choice(("auto", "pairwise", "linear"))
+        keys["alltoall"] = rng.choice(("auto", "pairwise", "linear", "native"))
     micro_batches = rng.choice((1, 2, 4))
     if stale:
-        weights = rng.choice(("stash", "stash", "vertical", "spectrain", "linear", "latest"))
+        weights = rng.choice(("stash", "vertical", "spectrain", "linear", "latest", "two_buffers"))
         keys |= {"schedule": "asynchronous", "window": rng.randint(1, 3), "weights": weights}
     else:
         keys["schedule"] = rng.choice(("gpipe", "1f1b", "zero_bubble", "interleaved", *V))

@@ -50,7 +50,7 @@ def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     words = "rank 0" if rank else f"Rank {last} failed"
     if last:
         with pytest.raises(RuntimeError, match=words):
-            world.monitored_barrier(timedelta(seconds=1), wait_all_ranks=names_all)
+            world.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=names_all)
     if not is_late:
         MPI.COMM_WORLD.Barrier()
     world.monitored_barrier(timedelta(seconds=60), wait_all_ranks=names_all)

@@ -209,7 +209,7 @@ ANY = {
     "node shared": lambda n: dict(node_shared=True),
     "recomputed": lambda n: dict(recompute=True),
 }
-#: Layouts of some numbers of ranks.
+#: Layouts of some numbers of ranks; tests/drawn_layouts.py draws others.
 SOME = {
     2: {
         "interleaved": dict(pipe=2, **INTERLEAVED),
@@ -237,52 +237,14 @@ SOME = {
     },
     4: {
         "tensor": dict(tensor=4),
-        "sequence": dict(tensor=4, sequence=True),
         "data x pipe": dict(pipe=2),
-        "data x pipe, interleaved": dict(pipe=2, **INTERLEAVED),
-        "data x pipe, zero bubble, zero 1": dict(pipe=2, zero=1, **ZERO_BUBBLE),
-        "data x pipe, zero 2": dict(pipe=2, zero=2),
         "data x pipe, interleaved, zero 3": dict(pipe=2, zero=3, **INTERLEAVED),
-        "data x v, zero 1": dict(pipe=2, zero=1, **ZB_V),
-        "data x v, dualpipe, zero 3": dict(pipe=2, zero=3, schedule="dualpipe_v", chunks=2),
         "v x sequence": dict(pipe=2, tensor=2, sequence=True, **ZB_V),
-        "v, zero bubble": dict(pipe=4, **ZB_V),
-        "data x pipe, node shared": dict(pipe=2, node_shared=True),
-        "data x tensor": dict(tensor=2),
-        "data x tensor, zero 3": dict(tensor=2, zero=3),
         "data x tensor, node shared": dict(tensor=2, node_shared=True),
         "pipe x tensor": dict(pipe=2, tensor=2),
-        "pipe x sequence": dict(pipe=2, tensor=2, sequence=True, **ZERO_BUBBLE),
-        "context": dict(context=4),
-        "data x context, zero 2": dict(context=2, zero=2),
-        "context x sequence": dict(context=2, tensor=2, sequence=True),
         "context x pipe, zero 3": dict(context=2, pipe=2, zero=3, **INTERLEAVED),
-        "context, ring, x pipe": dict(context=2, attention="ring", pipe=2, **ZERO_BUBBLE),
-        "context, ulysses, x tensor": dict(context=2, attention="ulysses", tensor=2, zero=1),
-        "unequal 2-1-1": dict(replicas=(2, 1, 1)),
         "unequal 1-2-1": dict(replicas=(1, 2, 1), **ZERO_BUBBLE),
         "partition 1-6-1": dict(replicas=(1, 2, 1), partition=(1, 6, 1)),
-    },
-    5: {
-        "unequal 3-1-1": dict(replicas=(3, 1, 1)),
-        "tensor": dict(tensor=5),
-        "context, ring": dict(context=5, attention="ring"),
-        "context, ulysses, zero 3": dict(context=5, attention="ulysses", zero=3),
-    },
-    8: {
-        "v, least, zero 2": dict(pipe=4, zero=2, schedule="v_min", chunks=2),
-        "v, half, x sequence": dict(
-            pipe=2, tensor=2, sequence=True, schedule="v_half", chunks=2, recompute=True
-        ),
-        "unequal 3-2-2-1": dict(replicas=(3, 2, 2, 1), zero=1),
-        "unequal 2-1-1 x context": dict(replicas=(2, 1, 1), context=2),
-        "context, ring": dict(context=8, attention="ring"),
-        "context, ulysses, x tensor": dict(context=4, attention="ulysses", tensor=2, zero=3),
-        "data x pipe x context": dict(pipe=2, context=2, zero=2),
-        "pipe x tensor x context": dict(pipe=2, tensor=2, context=2, zero=3, **ZERO_BUBBLE),
-        "data x pipe x tensor": dict(pipe=2, tensor=2),
-        "data x pipe x sequence, zero 3": dict(pipe=2, tensor=2, sequence=True, zero=3),
-        "data x pipe x tensor, interleaved, zero 1": dict(pipe=2, tensor=2, zero=1, **INTERLEAVED),
     },
 }
 

@@ -184,30 +184,6 @@ def test_updates_take_the_rates_of_their_steps(comm, monkeypatch):
         assert taken == [(parts.rates.rate(number), number) for number in numbers]
 
 
-@pytest.mark.quick_on(3)
-def test_two_buffers_see_the_batch_before(comm):
-    config = asynchronous("two_buffers", micro_batches=max(4, RANKS), pipe=RANKS)
-    losses, weights, steps = found(comm, config)
-    expected, expected_weights = simulated(config, steps)
-    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-14)
-    equal(weights, expected_weights)
-
-
-@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, []), ids=str)
-def test_replicas_take_turns_and_sum_their_gradients(comm, replicas):
-    """PipeDream's 1F1B-RR: a stage updates when each of its replicas has had a micro-batch."""
-    check(comm, asynchronous("stash", replicas=replicas), rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("policy", "micro_batches"),
-    [("vertical", 1), ("spectrain", 2), ("linear", 1), ("latest", 1), ("two_buffers", 5)],
-)
-@pytest.mark.parametrize("replicas", SHAPES.get(RANKS, [])[:1], ids=str)
-def test_unequal_stages_see_the_weights_they_should(comm, replicas, policy, micro_batches):
-    check(comm, asynchronous(policy, micro_batches, replicas=replicas), rtol=1e-10)
-
-
 @pytest.mark.parametrize("replicas", [(1,) * RANKS, *SHAPES.get(RANKS, [])[:1]], ids=str)
 def test_old_weights_are_kept_no_longer_than_they_are_needed(comm, replicas):
     from mpitrain.training.asynchronous import UpdateWindow

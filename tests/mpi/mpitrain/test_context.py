@@ -9,7 +9,6 @@ from mpitrain.group import TensorGroup
 from mpitrain.nn import ring_attention
 from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
-from tests.mpi.mpitrain.layouts import alone, changed, close, curve, job, layouts
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -96,28 +95,3 @@ def test_all_positions_of_some_heads_go_by_one_kernel(comm, monkeypatch):
     dx, _ = layer.backward({}, saved, y)
     np.testing.assert_allclose(dx, slope[:, own], rtol=1e-11, atol=1e-12)
     assert not shapes
-
-
-def dropping(**parallel):
-    return changed(job("gpt", **parallel), model={"dropout": 0.3})
-
-
-@pytest.fixture(scope="module")
-def one_process():
-    with_dropout, without = alone(dropping(), 3), alone(job("gpt"), 1)
-    assert abs(with_dropout[0][0, 0] / without[0][0, 0] - 1) > 1e-8
-    return with_dropout
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(name, marks=() if name == "context" else pytest.mark.slow)
-        for name in layouts("gpt", RANKS)
-    ],
-)
-def test_dropout_of_attention_is_that_of_one_process(comm, one_process, layout):
-    expected, whole = one_process
-    found, parameters = curve(comm, dropping(**layouts("gpt", RANKS)[layout]), 3)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    close(parameters, whole, rtol=1e-7, atol=1e-12)

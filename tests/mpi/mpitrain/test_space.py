@@ -23,7 +23,7 @@ from mpitrain.search.layers import layer_costs
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import alone, close, curve, job, whole
+from tests.mpi.mpitrain.layouts import close, whole
 
 pytestmark = pytest.mark.mpi
 
@@ -151,46 +151,6 @@ def test_the_plan_knows_the_bytes(comm):
         sent = comm.allreduce(traffic.sent + traffic.shared)
     planned = 2 * (RANKS - 1) * sum(one.told for one in costs) * samples * y.itemsize
     assert traffic.native == 0 and sent == planned
-
-
-def spatial(model="convnet", **keys):
-    return job(model, **{"space": RANKS} | keys)
-
-
-#: Layouts beside the rows of images, by the number of ranks.
-LAYOUTS = {
-    1: {"alone": {}},
-    2: {"alone": {}, "zero 3": dict(zero=3, recompute=True), "node": dict(node_shared=True)},
-    3: {"alone": {}, "zero 1": dict(zero=1)},
-    4: {
-        "alone": {},
-        "data, zero 2": dict(space=2, zero=2),
-        "pipe": dict(space=2, pipe=2, schedule="zero_bubble"),
-        "tensor": dict(space=2, tensor=2),
-        "interleaved": dict(space=2, pipe=2, schedule="interleaved", chunks=2, zero=3),
-    },
-    5: {"alone": {}},
-    8: {"alone": {}, "all": dict(space=2, pipe=2, tensor=2, zero=1)},
-}.get(RANKS, {"alone": {}})
-QUICK = {("convnet", "alone"), ("convnet", "pipe"), ("resnet", "tensor")}
-QUICK |= {("resnet", "alone")} if RANKS < 4 else set()
-
-
-@pytest.mark.parametrize(
-    ("model", "layout"),
-    [
-        pytest.param(*case, marks=() if case in QUICK and RANKS < 5 else pytest.mark.slow)
-        for case in product(("convnet", "resnet", "vgg"), LAYOUTS)
-        if case != ("resnet", "interleaved") or RANKS != 4
-    ],
-)
-def test_training_is_that_of_one_process(comm, model, layout):
-    """8 rows and, behind the pooling, 4 and 2, on any number of ranks."""
-    config = spatial(model, **LAYOUTS[layout])
-    found, parameters = curve(comm, config, 3)
-    expected, whole_ones = alone(config, 3)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    close(parameters, whole_ones, rtol=0, atol=1e-10)
 
 
 def batch_norm_on_images(height):

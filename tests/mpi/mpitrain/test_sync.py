@@ -207,18 +207,6 @@ def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
     close(own, weights[replica], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("state", ["own", "averaged"])
-def test_an_exchange_after_every_step_is_one_process_where_state_is_averaged(comm, state):
-    """With momentum the velocity must be averaged, too; without, rounding alone is left."""
-    momentum = 0.9 if state == "averaged" else 0.0
-    config = replace(mlp("float64"), optim=Optim(lr=0.05, momentum=momentum))
-    local = replace(config, sync=Sync(kind="local", period=1, state=state))
-    expected, _, _, weights = trained(comm, config)
-    found, _, _, together = trained(comm, local)
-    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-12)
-    close(together, weights, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
 @pytest.mark.parametrize("kind", [*FEW_QUICK, "uncorrected"])
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):

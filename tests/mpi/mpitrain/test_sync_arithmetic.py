@@ -127,20 +127,6 @@ def test_without_correction_weights_move_by_means_alone(comm, period, delay):
     strategy.close()
 
 
-def test_without_delay_there_is_nothing_to_correct(comm):
-    found = []
-    for correct in (True, False):
-        own = workers(comm, np.float32)
-        strategy = made(own, Sync("delayed", period=3, delay=0, correct=correct))
-        draw = np.random.default_rng(comm.rank)
-        for step in range(17):
-            own.parameters[...] -= (0.1 * draw.standard_normal(own.arena.size)).astype(np.float32)
-            strategy.after_step(step)
-        found.append(own.parameters.tobytes())
-        strategy.close()
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):

@@ -251,7 +251,7 @@ def made(folder, make, data, **given):
     given = {"dir": str(folder / "run"), "shadow": 0, **given}
     return mpitrain.Trainer(
         model=lambda: make().double(),
-        train_data=data(40, 1),
+        train_data=data(24, 1),
         loss="model",
         optimizer=momentum,
         batch_size=8,
