@@ -32,7 +32,8 @@ def losses(group):
         found.append(loss.item().hex())
     return found
 
-assert losses(dist.group.WORLD) == losses(dist.new_group(backend="gloo"))
+if sys.argv[1] == "funneled":  # at the slow level, as DistributedDataParallel imports much
+    assert losses(dist.group.WORLD) == losses(dist.new_group(backend="gloo"))
 beside = dist.new_group(list(range(size)))
 
 def begun(group=None):

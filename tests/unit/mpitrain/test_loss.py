@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime
-from scipy.special import log_softmax
 
 from mpitrain.group import TensorGroup
 from mpitrain.objective import CrossEntropy
@@ -22,6 +20,8 @@ def batch():
 
 
 def expect_slope(loss, outputs, gradient):
+    from scipy.optimize import approx_fprime
+
     numeric = approx_fprime(outputs.ravel(), lambda flat: loss(flat.reshape(outputs.shape)), 1e-7)
     np.testing.assert_allclose(gradient.ravel(), numeric, atol=1e-6)
 
@@ -29,6 +29,8 @@ def expect_slope(loss, outputs, gradient):
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_cross_entropy_against_scipy_and_finite_differences(batch, smoothing):
     """Smoothed labels are a mixture."""
+    from scipy.special import log_softmax
+
     logits, labels = batch
     mixture = np.full((7, 4), smoothing / 4)
     mixture[np.arange(7), labels] += 1 - smoothing

@@ -7,8 +7,12 @@ from mpitrain.config.metric_names import NAMES, refusal, usual
 from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import AllSamples, build
 
-sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 ALONE = TensorGroup()
+
+
+@pytest.fixture(scope="module")
+def sklearn():
+    return pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
 def measured(name, outputs, labels, loss="cross_entropy", classes=0):
@@ -24,7 +28,7 @@ def scored():
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_top_k(scored, k):
+def test_top_k(sklearn, scored, k):
     scores, labels = scored
     expected = sklearn.top_k_accuracy_score(labels, scores, k=k, labels=range(7))
     assert measured(f"top{k}", scores, labels, classes=7) == pytest.approx(expected)
@@ -32,7 +36,7 @@ def test_top_k(scored, k):
         assert measured("accuracy", scores, labels, classes=7) == pytest.approx(expected)
 
 
-def test_f1_and_perplexity(scored):
+def test_f1_and_perplexity(sklearn, scored):
     scores, labels = scored
     found = scores.argmax(axis=1)
     expected = sklearn.f1_score(labels, found, average="macro")
@@ -57,7 +61,7 @@ def test_labels_that_do_not_count(scored, name):
         assert np.isnan(metric.value(metric.add(scores[::3], left_out[::3])))
 
 
-def test_numbers():
+def test_numbers(sklearn):
     rng = np.random.default_rng(1)
     outputs, labels = rng.normal(size=(40, 1)), rng.normal(size=40)
     loss = "mean_squared_error"

@@ -300,6 +300,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_the_program_is_timed(tmp_path, capsys):
     pytest.importorskip("torch")
     (tmp_path / "mine.py").write_text(OWN)

@@ -341,7 +341,10 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if n % 2 else ()) for n, k in enumerate(RIGHT)],
+)
 def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind):
     """With the shadow and without, whoever draws numbers beside training."""
     caplog.set_level(logging.INFO, "mpitrain")

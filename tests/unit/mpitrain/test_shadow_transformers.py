@@ -8,7 +8,6 @@ from mpi4py import MPI
 import mpitrain
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 torch.set_num_threads(1)
 
 SIZES = {
@@ -62,6 +61,8 @@ QUICK = ("llama", "float32"), ("bert", "float64")
 
 
 def model(name):
+    import transformers
+
     kind, sizes = ALL[name]
     config = transformers.AutoConfig.for_model(name, **SIZES | sizes)
     return getattr(transformers, f"AutoModelFor{kind}").from_config(config)
@@ -96,6 +97,7 @@ class Rows(torch.utils.data.Dataset):
     ],
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):
+    pytest.importorskip("transformers", reason="transformers is not installed")
     caplog.set_level(logging.INFO, "mpitrain")
     with mpitrain.Trainer(
         MPI.COMM_SELF, model=lambda: model(name).to(getattr(torch, dtype)),

@@ -13,7 +13,7 @@ from tests.zoo.mistakes import KINDS  # noqa: E402
 SILENT = {"branch by the batch"}
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_drawn_programs_train_as_plain_torch_or_are_told(count):
     found = list(verdicts(MPI.COMM_SELF, 1, range(count), list(KINDS)))
     assert not [one for one in found if one.right], table(found)
