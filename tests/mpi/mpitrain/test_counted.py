@@ -146,7 +146,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=pytest.mark.slow if n in ("ignored", "partial") else ())
+        pytest.param(n, marks=() if n in ("weighted", "sum", "masked") else pytest.mark.slow)
         for n in LOSSES
     ],
 )

@@ -30,7 +30,7 @@ SAME_ORDER = RANKS < 3
 #: Keys of methods that need arrays in the host's memory: a GPU is refused.
 ON_HOST = {"context", "node_shared"}
 QUICK = {2: ("interleaved",), 4: ("data x pipe",)}
-QUICK_CHECKS = ("trainer.zero 1", "trainer.checkpoints", "overlap.gpt, staged")
+QUICK_CHECKS = ("trainer.checkpoints", "overlap.gpt, staged")
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
@@ -79,8 +79,8 @@ def test_each_check_of_the_trainer_on_a_gpu(check):
     check.run()
 
 
-@pytest.mark.quick_on(2)
-@pytest.mark.parametrize("model", ["convnet", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["convnet", "resnet"])
 def test_images_in_rows_have_the_cpus_losses(model):
     expect_the_same(job(model, "float32", space=RANKS), exact=False)
 

@@ -37,11 +37,12 @@ def expect_the_cpus(**given):
         np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-5)
 
 
+SLOW = ("torch.data", "torch.zero 2", "torch.zero 3", "torch.optimizer")
 CHECKS = [
     pytest.param(
         one,
         id=one.name,
-        marks=pytest.mark.slow if one.name in ("torch.data", "torch.zero 2") else (),
+        marks=pytest.mark.slow if one.name in SLOW else (),
     )
     for one in modules.CHECKS
     if RANKS in one.ranks
@@ -58,7 +59,7 @@ def test_each_check_of_modules_on_a_gpu(check):
 @pytest.mark.parametrize(
     "change",
     [
-        {"run": {"compute": "bfloat16"}},
+        pytest.param({"run": {"compute": "bfloat16"}}, marks=pytest.mark.slow),
         {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
         *(
             pytest.param(change, marks=pytest.mark.slow)

@@ -11,7 +11,7 @@ from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
 from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
-QUICK, ALL = 4, 60
+QUICK, ALL = 2, 60
 
 
 def in_a_layout(rng, of, folder, **given):

@@ -53,7 +53,16 @@ def test_estimates_are_right_in_the_mean(comm, labels):
     assert found[-1].noise_scale == pytest.approx(variance / np.sum(y.mean(axis=0) ** 2), rel=0.2)
 
 
-@pytest.mark.parametrize("keys", [{}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"pipe": 2}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        *(pytest.param({"zero": n}, marks=pytest.mark.slow) for n in (1, 2)),
+        {"zero": 3},
+        {"pipe": 2},
+    ],
+    ids=str,
+)
 @pytest.mark.skipif(SIZE not in (2, 4), reason="layouts of 2 or 4 ranks")
 def test_other_layouts_have_the_same_numbers(comm, labels, keys):
     _, path = labels

@@ -263,8 +263,7 @@ def one_process(name):
 
 def grid():
     found = []
-    quick = {("list", "groups, zero 1"), ("stack", "zero 2"), ("first frozen", "experts"),
-             ("choosing", "experts")}  # fmt: skip
+    quick = {("list", "groups, zero 1"), ("first frozen", "experts")}
     for name in MODELS:
         for layout in LAYOUTS:
             # Drawn numbers, or experts, that two parts would need.

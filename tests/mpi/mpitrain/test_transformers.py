@@ -219,16 +219,16 @@ LAYOUTS = {
 
 
 def grid():
-    """Each model in each layout, of which those that cut a model have one quick model each."""
+    """Each model in each layout, of which one is quick."""
     return [
         pytest.param(
             name,
             layout,
-            marks=() if place > 3 and place % len(MODELS) == number else pytest.mark.slow,
+            marks=() if (name, layout) == ("vit", "pipe 2") else pytest.mark.slow,
             id=f"{name} {layout}",
         )
-        for number, name in enumerate(MODELS)
-        for place, layout in enumerate(LAYOUTS)
+        for name in MODELS
+        for layout in LAYOUTS
     ]
 
 
