@@ -160,7 +160,7 @@ FAULTS = {
     ("fault", "said"),
     [
         ("data", "Rank 1 has 2.0 times as much data as the others in Allgatherv at planted.py:"),
-        ("serial", "Rank 0 works alone, a serial section: "),
+        pytest.param(*("serial", "Rank 0 works alone, a serial section: "), marks=pytest.mark.slow),
         ("sender", "Rank 0 sends late: rank 1 waits "),
     ],
 )

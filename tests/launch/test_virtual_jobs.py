@@ -42,17 +42,12 @@ def numbers(run):
 #: Layouts, and whether the MPI ranks' own sums must be ours, too, as those of three ranks are not.
 LAYOUTS = [
     (2, "gpt_pipe", ("parallel.pipe=2", "parallel.schedule=1f1b"), {}),
-    pytest.param(
-        *(3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        *(4, "gpt_3d", ("parallel.algorithm=ring",), {"COLLECTIVES_LINK": "cluster"}),
-        marks=pytest.mark.slow,
-    ),
+    (3, "digits_mlp", ("parallel.zero=3",), {"COLLECTIVES_LINK": "cluster"}),
+    (4, "gpt_3d", ("parallel.algorithm=ring",), {"COLLECTIVES_LINK": "cluster"}),
 ]
 
 
+@pytest.mark.slow
 @needs_launcher
 @pytest.mark.parametrize(("ranks", "job", "sets", "variables"), LAYOUTS)
 def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):

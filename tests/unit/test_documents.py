@@ -136,13 +136,15 @@ def test_snippets_compile():
         compile(snippet.values[0], snippet.id, "exec")
 
 
-def test_whole_snippets_run(tmp_path):
+@pytest.mark.parametrize("of_torch", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_whole_snippets_run(tmp_path, of_torch):
     """One behind the other in one launch; those of a document have their names in common."""
+    if of_torch and find_spec("torch") is None:
+        pytest.skip("torch is not installed")
     texts = [(*param.id.split(":"), param.values[0]) for param in WHOLE]
-    if find_spec("torch") is None:
-        without = {document for document, _, text in texts if "import torch" in text}
-        texts = [one for one in texts if one[0] not in without]
-    assert len(texts) > 3
+    need_torch = {document for document, _, text in texts if "import torch" in text}
+    texts = [one for one in texts if (one[0] in need_torch) == of_torch]
+    assert len(texts) > 2
     code = (
         "from collections import defaultdict\nnames = defaultdict(dict)\n"
         f"for document, line, text in {texts!r}:\n"

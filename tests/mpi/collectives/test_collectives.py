@@ -29,7 +29,10 @@ def test_large_segments_in_shared_memory(comm, algorithm):
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, np.float32, pytest.param(np.float64, marks=pytest.mark.slow), np.complex128],
+)
 def test_replicas_are_bitwise_equal(comm, algorithm, dtype, memory):
     fractions = np.random.default_rng(comm.rank).random(1003) * 10.0 ** (comm.rank % 3)
     mine = (comm.empty if memory == "shared" else np.empty)(1003, dtype)

@@ -49,7 +49,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [None, "native", "ring", "direct"])
+@pytest.mark.parametrize(
+    "algorithm", [None, "native", "ring", pytest.param("direct", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("form", REFUSED)
 def test_it_can_be_made_again(comm, form, way, algorithm):

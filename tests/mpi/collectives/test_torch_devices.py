@@ -16,8 +16,15 @@ pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures(
 CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_background]
 
 
-@pytest.mark.parametrize("count", [0, 7, backend.LARGE])
-@pytest.mark.parametrize("dtype", backend.TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "count"),
+    [
+        pytest.param(dtype, count, marks=pytest.mark.slow if place and count != 7 else ())
+        for place, dtype in enumerate(backend.TYPES)
+        for count in (0, 7, backend.LARGE)
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_each_call_gives_what_it_gives_on_the_host(comm, call, dtype, count):
     if call is backend.between_two and comm.size == 1:

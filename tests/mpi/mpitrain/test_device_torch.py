@@ -102,7 +102,7 @@ def test_batch_norm_that_averages_over_all_batches():
     expect_the_cpus(model=averaging)
 
 
-@pytest.mark.quick_on(1, 2)
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere(tmp_path):
     folder = MPI.COMM_WORLD.bcast(str(tmp_path))
     given = {

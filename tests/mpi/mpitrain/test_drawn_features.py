@@ -11,7 +11,7 @@ from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
 from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
-QUICK, ALL = 2, 60
+QUICK, ALL = (1, 2), 60
 
 
 def in_a_layout(rng, of, folder, **given):
@@ -26,7 +26,7 @@ def in_a_layout(rng, of, folder, **given):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=pytest.mark.slow if n >= QUICK else ()) for n in range(ALL)]
+    "seed", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in range(ALL)]
 )
 def test_a_drawn_program_trains_and_goes_on_as_in_one_process(folder, alone, seed):
     """With the same bits in the same layout, up to rounding in another one."""

@@ -139,9 +139,8 @@ def of_tokens(scores, labels):
     return torch.nn.functional.cross_entropy(scores.transpose(1, 2), labels)
 
 
-@pytest.mark.parametrize(
-    "parallel", [pytest.param({}, marks=pytest.mark.slow), {"zero": 3}], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{}, {"zero": 3}], ids=str)
 def test_a_folder_of_hugging_face_takes_the_weights_and_gives_them(folder, comm, parallel):
     """Stopped, resumed, exported, loaded: the same scores to the last bit."""
     transformers = pytest.importorskip("transformers")

@@ -104,6 +104,7 @@ def test_rates_fall_where_tests_get_no_better_as_in_torch(folder):
     assert_alike(trainer.module, module)
 
 
+@pytest.mark.slow
 def test_by_a_metric_with_a_direction(folder):
     def near(y, t):
         return ((y - t).abs() < 1).double().mean()
@@ -174,6 +175,7 @@ def wide():
     return net().double()
 
 
+@pytest.mark.slow
 def test_a_program_averages_the_values_of_each_step(folder):
     """As beside a loop of torch; training goes on with the same bits as without."""
     found, wanted = Mean(), Mean()

@@ -92,7 +92,16 @@ def trained(folder, model, cuts=(), **given):
     return trainer.module
 
 
-@pytest.mark.parametrize(("kind", "average"), [*((kind, 0.0) for kind in MODULES), ("tied", 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "average"),
+    [
+        *(
+            pytest.param(k, 0.0, marks=pytest.mark.slow if n % 2 else ())
+            for n, k in enumerate(MODULES)
+        ),
+        ("tied", 0.5),
+    ],
+)
 def test_a_module_takes_all_of_it(tmp_path, kind, average):
     from safetensors.torch import load_file
 

@@ -36,7 +36,7 @@ def test_each_position_lies_on_one_rank(way, length, size):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("way", ["zigzag", "ring"])
 @pytest.mark.parametrize(("length", "size"), CUTS)
-@pytest.mark.parametrize("tile", [1, 3, 64])
+@pytest.mark.parametrize("tile", [1, pytest.param(3, marks=pytest.mark.slow), 64])
 def test_tiles_hold_each_score_that_counts_once(length, size, way, causal, tile):
     seen = np.zeros((length, length), int)
     for rank in range(size):
