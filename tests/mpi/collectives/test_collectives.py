@@ -15,7 +15,10 @@ ALLREDUCES = [*names("allreduce"), "native", "auto"]
 
 
 @pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, marks=pytest.mark.slow if n % 3 else ()) for n, a in enumerate(ALLREDUCES)],
+)
 def test_large_segments_in_shared_memory(comm, algorithm):
     """Long enough to be cut into several segments on every rank."""
     count = (3 << 20) // 4 * comm.size + 1
