@@ -56,9 +56,9 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     size = schedule.size
     cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
     rounds = list(schedule.rounds(0))
-    visited = size * (max if uniform else sum)([0, *map(len, rounds)])
-    if visited > MOST_STEPS:
-        raise TooLarge(f"{schedule} has too many steps to simulate: {visited}")
+    each = max(map(len, rounds), default=0) if uniform else sum(map(len, rounds))
+    if size * each > MOST_STEPS:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {size * each}")
     if uniform:
         return _alike(rounds, size, cut, machine)
     clock = np.zeros(size)
