@@ -142,7 +142,7 @@ def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> fl
     seconds = machine.gamma * float(lengths.sum())
     if talks:
         peers, lengths = np.array([(step.peer, step.chunk.length) for step in talks[0]]).T
-        source = np.repeat(np.arange(size), len(peers))
+        source = np.repeat(np.arange(size, dtype=np.int64), len(peers))
         target = (source + np.tile(peers, size)) % size
         nbytes = np.tile(cut.offsets(lengths), size).astype(float)
         seconds += len(talks) * float(_ends(np.zeros(size), source, target, nbytes, machine).max())
