@@ -56,9 +56,9 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     size = schedule.size
     cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
     rounds = list(schedule.rounds(0))
-    visited = size * (max if uniform else sum)([0, *map(len, rounds)])
-    if visited > MOST_STEPS:
-        raise TooLarge(f"{schedule} has too many steps to simulate: {visited}")
+    each = max(map(len, rounds), default=0) if uniform else sum(map(len, rounds))
+    if size * each > MOST_STEPS:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {size * each}")
     if uniform:
         return _alike(rounds, size, cut, machine)
     clock = np.zeros(size)
@@ -142,7 +142,7 @@ def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> fl
     seconds = machine.gamma * float(lengths.sum())
     if talks:
         peers, lengths = np.array([(step.peer, step.chunk.length) for step in talks[0]]).T
-        source = np.repeat(np.arange(size), len(peers))
+        source = np.repeat(np.arange(size, dtype=np.int64), len(peers))
         target = (source + np.tile(peers, size)) % size
         nbytes = np.tile(cut.offsets(lengths), size).astype(float)
         seconds += len(talks) * float(_ends(np.zeros(size), source, target, nbytes, machine).max())
