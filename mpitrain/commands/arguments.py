@@ -190,6 +190,8 @@ def _add_machine(commands: "Commands") -> None:
     add_job(profile)
     file = Path("profile.json")
     profile.add_argument("-o", "--output", type=Path, default=file, help=f"file to write ({file})")
+    often = "passes of each layer, the fastest of which counts (5)"
+    profile.add_argument("--repeats", type=positive, default=5, metavar="N", help=often)
     add_verbose(profile)
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")

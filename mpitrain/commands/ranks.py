@@ -201,7 +201,7 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     device = choose(config, comm)
 
     def act() -> None:
-        found = measure(config, device=device)
+        found = measure(config, options.repeats, device)
         try:
             write_profile(options.output, found)
         except OSError as error:

@@ -140,11 +140,22 @@ def test_tables_are_made_without_ranks(tmp_path):
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
 
 
+def seeds(table):
+    """The cells of a table of ``benchmarks.seeds``."""
+    words = [sys.executable, "-m", "benchmarks.seeds", table]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line[:1] == "|"]
+
+
 @pytest.mark.slow
 def test_delayed_averaging_is_faster_by_the_published_factors():
-    words = [sys.executable, "-m", "benchmarks.seeds", "dga"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| CIFAR"))
-    for cell in row.split("|")[3:6]:
+    _, *cells = next(row[1:] for row in seeds("dga") if row[0].startswith("CIFAR"))
+    for cell in cells:
         published, ours = map(float, cell.split("/"))
         assert ours == pytest.approx(published, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_deep_pipeline_learns_on_stashed_weights_best():
+    loss = {row[0]: float(row[2]) for row in seeds("staleness")[2:]}
+    assert 2 * loss["stash"] < min(loss["vertical"], loss["latest"])

@@ -153,8 +153,8 @@ def test_what_a_user_put_where_a_checkpoint_goes_is_not_replaced(comm, job):
 
 
 def test_a_last_update_that_spoils_the_parameters_is_no_success(comm, job, monkeypatch):
-    def spoil_at_the_end(updater, *rates):
-        step(updater, *rates)
+    def spoil_at_the_end(updater, *rates, **named):
+        step(updater, *rates, **named)
         if updater.steps == 4:
             updater.store.pieces[0].parameters[...] = np.nan
 
