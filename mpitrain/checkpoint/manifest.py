@@ -81,6 +81,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         epoch, samples: epoch of the next step, and how many of its samples were seen.
         prox: as :class:`~mpitrain.training.parts.Parts` has it.
         losses, skipped, times_back: see :attr:`mpitrain.training.spikes.Spikes.kept`.
+        noise: see :class:`mpitrain.training.noise.NoiseScale`.
     """
 
     step: Steps
@@ -99,6 +100,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     losses: list[float] = []
     skipped: list[Steps] = []
     times_back: Steps = 0
+    noise: list[float] = []
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

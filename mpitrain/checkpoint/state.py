@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -106,8 +107,9 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             parts.measured_rates.values[:] if parts.measured_rates else [],
             parts.epoch,
             parts.seen,
-            [*parts.prox] if parts.steps_done else [],
+            [*parts.prox] if isfinite(sum(parts.prox)) else [],
             *(parts.spikes.kept if parts.spikes else ()),
+            noise=parts.account.noise.averages if parts.account.noise else [],
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -205,6 +207,8 @@ def restore(
     parts.prox = progress.prox or parts.prox
     if parts.spikes:
         parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
+    if parts.account.noise and progress.noise:
+        parts.account.noise.averages = progress.noise
     for text in parts.watch.seen.keys() & progress.seen.keys():
         parts.watch.seen[text] = progress.seen[text]
     if parts.scale.enabled:

@@ -50,6 +50,7 @@ class Account:
             next one.
         spent: this rank's seconds of computation since the last search for a straggler, at its
             place among zeros.
+        noise: with ``run.noise_scale``, its averages.
     """
 
     def __init__(self, parts: "Parts") -> None:
@@ -75,7 +76,7 @@ class Account:
         is_asked = parts.store.squares_parts = config.run.noise_scale
         is_split = config.stages > 1 and any(one.tied for one in parts.model.layers.values())
         count = parts.passes.parts
-        self._noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
+        self.noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
@@ -150,10 +151,10 @@ class Account:
         if agreed.drift is not None:
             self._drift = agreed.drift
         ranks, samples, noise = self._comm.size, taken.samples, UNSET
-        if self._noise:
+        if self.noise:
             unscaled = (agreed.factor / taken.scale) ** 2
             whole = (agreed.grad_norm / taken.scale) ** 2
-            noise = self._noise.seen(samples, whole, agreed.squares * unscaled)
+            noise = self.noise.seen(samples, whole, agreed.squares * unscaled)
         return Step(
             step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
             grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,

@@ -1,6 +1,5 @@
 """The noise scale of gradients: the batch from which on a larger one helps little."""
 
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from mpitrain.config import ConfigError
@@ -12,7 +11,11 @@ _KEPT = 0.99
 
 
 class NoiseScale:
-    """Signal and noise of gradients by McCandlish et al. 2018, appendix A, and their averages."""
+    """Signal and noise of gradients by McCandlish et al. 2018, appendix A, and their averages.
+
+    Attributes:
+        averages: moving averages of both estimates.
+    """
 
     def __init__(self, parts: int, *, is_split: bool) -> None:
         """``parts``: micro-batches of a batch; ``is_split``: stages share parameters."""
@@ -25,7 +28,7 @@ class NoiseScale:
                 "is one; set train.micro_batches = 2, or start more ranks"
             )
         self._parts = parts
-        self._averages = np.zeros(2)
+        self.averages = [0.0, 0.0]
 
     def seen(self, samples: int, whole: float, apart: float) -> Noise | UnsetType:
         """Two estimates without bias, by the squared norm of the ``whole`` gradient of a batch, and
@@ -40,6 +43,6 @@ class NoiseScale:
             return UNSET
         square = (whole - apart) / (1 - overlap)
         variance = samples * (whole - square)
-        self._averages = _KEPT * self._averages + (1 - _KEPT) * np.array([square, variance])
-        signal, noise = self._averages.tolist()
+        both = zip(self.averages, (square, variance), strict=True)
+        self.averages = signal, noise = [_KEPT * old + (1 - _KEPT) * new for old, new in both]
         return Noise(square, variance, noise / signal if signal > 0 else 0.0)

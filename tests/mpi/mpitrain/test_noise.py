@@ -7,6 +7,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import Config, ConfigError
 from mpitrain.config.reading import converted
+from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 
 pytestmark = pytest.mark.mpi
@@ -85,6 +86,26 @@ def test_a_tied_tensor_has_the_square_of_the_sum_of_its_parts(comm, tmp_path_fac
     for step, one, other in zip(steps(2)[:-1], apart[::2], apart[1::2]):
         square = 2 * (step.grad_norm**2 - one - other)
         assert step.noise.gradient_square == pytest.approx(square, rel=1e-6)
+
+
+def test_a_resumed_run_goes_on_with_the_averages(comm, folder, labels):
+    tables = {
+        "run": {"dtype": "float64", "noise_scale": True, "dir": str(folder)},
+        "data": {"name": "arrays", "path": str(labels[1]), "test_fraction": 0.9},
+        "model": {"kind": "mlp", "hidden": [2]},
+        "loss": {"name": "mean_squared_error"},
+        "train": {"batch_size": 16, "micro_batches": 2, "steps": 8},
+    }
+
+    def fitted(resume=False, **train):
+        config = converted(tables | {"train": tables["train"] | train}, Config)
+        with mpitrain.Trainer(comm, config) as trainer:
+            trainer.fit(resume=resume)
+        return [one.noise for one in read_records(folder / "metrics.jsonl").of(Step)]
+
+    expected = fitted()
+    fitted(steps=3)
+    assert fitted(resume=True) == expected
 
 
 def test_one_micro_batch_is_refused(labels):
