@@ -78,4 +78,4 @@ def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]
         yield "frozen parameters or buffers had other values"
     if manifest.data != parts.data_digest:
         path = parts.config.data.path
-        yield f"it had other data: what data.path = {path!r} holds has changed since"
+        yield f"it had other data: what data.path = {path!r} or own.clients says has changed since"

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from functools import partial
-from math import inf, sqrt
+from math import inf, isnan, sqrt
 from time import perf_counter
 from typing import cast
 
@@ -158,13 +158,15 @@ class FederatedLoop(Loop):
             plain_bytes=self._store.parameters.nbytes,
             rank_bytes=self.parts.comm.allreduce(sent, op=MPI.MAX),
             clipped=mean.clipped,
-            losses={self._names[client]: loss / n for client, (loss, n) in losses.items()},
+            losses={self._names[client]: loss / n for client, (loss, n) in losses.items() if n},
             prox=self.parts.prox[0],
         )
 
     def _adapt(self, loss: float) -> None:
         """Let FedProx's mu follow the mean loss of the clients, if it may."""
         by, (mu, last, falls) = self.parts.config.federated.prox_step, self.parts.prox
+        if isnan(loss):  # all clients have skipped their steps
+            return
         falls = falls + 1 if loss < last else 0
         if by and loss > last:
             mu += by

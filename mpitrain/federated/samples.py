@@ -33,8 +33,8 @@ def of_clients(
     ``own``: how they are split, as ``table`` of the job says.
 
     Raises:
-        ConfigError: on all ranks: the samples cannot be split so, or are read in turn; the program
-            names other clients on other ranks, or no client for each sample.
+        ConfigError: on all ranks: the samples cannot be split so, are read in turn, or have an
+            order of the program's; it names other clients on other ranks, or none for a sample.
         DataError: on all ranks: labels cannot be read.
     """
     data = cast(Any, parts.data.train)
@@ -42,6 +42,13 @@ def of_clients(
         raise ConfigError(
             f"{table}: the training data are read in turn, and clients have samples here and "
             "there among them; give data that are read by number"
+        )
+
+    order = (parts.data.sampler or Sampler)(len(data), 1, 0)
+    if (type(order), order.shuffles, order.drop_last) != (Sampler, True, False):
+        raise ConfigError(
+            f"{table}: each client or worker draws the order of its own samples, and leaves none "
+            "out; give data without a sampler, with shuffle=True and drop_last=False"
         )
 
     def found() -> tuple[list[Array], list[str]]:
@@ -57,16 +64,21 @@ def of_clients(
     samples, names = together(parts.comm, found, ConfigError, DataError)
     digest = blake2b(b"".join(blake2b(one.tobytes()).digest() for one in samples)).hexdigest()
     expect_same(parts.comm, {"clients": names, "the samples of each client": digest})
+    if own.split == "own":  # which a run that goes on must have again
+        parts.data_digest += digest
     return samples, names
 
 
 def _named(given: Any, data: Any, samples: int) -> tuple[list[Array], list[str]]:
     """The samples of each client that the program names, in the order of these names."""
     try:
-        names = np.asarray(given(data) if callable(given) else given)
+        whose = given(data) if callable(given) else given
+        names = np.asarray(whose)
+        is_kept = names.ndim == 1 and names.tolist() == list(whose)  # 1 beside "1" is not
+        "".join(map(str, names)).encode()
     except Exception as error:  # whatever a program's own function raises
         raise ConfigError(f"own.clients: they cannot be read: {words(error)}") from error
-    if names.shape != (samples,) or names.dtype.kind not in "iuU":
+    if names.shape != (samples,) or names.dtype.kind not in "iuU" or not is_kept:
         raise ConfigError(
             f"own.clients: expected the client of each of {samples} samples, whole numbers or "
             f"texts of shape ({samples},), got {names.dtype} of shape {names.shape}"
@@ -80,16 +92,10 @@ def of_workers(parts: "Parts", order: Sampler) -> OfWorkers:
     """The order of samples in which each worker has its own, as [sync] says; collective.
 
     Raises:
-        ConfigError, DataError: as :func:`of_clients`; the program has an order of its own, or there
-            are fewer clients than workers.
+        ConfigError, DataError: as :func:`of_clients`; there are fewer clients than workers.
     """
     config, sync = parts.config, parts.config.sync
     workers = layout_of(config, parts.comm.size).replicas[0]
-    if type(order) is not Sampler:
-        raise ConfigError(
-            "sync.split: the program's sampler has one order for all workers; give the data "
-            "without it, or set sync.split = 'none'"
-        )
     by = Federated(workers, split=cast(Any, sync.split), alpha=sync.alpha, labels=sync.labels)
     found, _ = of_clients(parts, by, "sync")
     if len(found) < workers:

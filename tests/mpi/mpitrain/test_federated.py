@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 import mpitrain
 from collectives import Communicator
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import (
     Checkpoint,
@@ -23,6 +24,7 @@ from mpitrain.data import Dataset, Samples
 from mpitrain.federated.secure import RoundError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Round, Step
+from mpitrain.nn import Linear
 from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
@@ -134,11 +136,65 @@ def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
         ([0, 1], dict(split="own"), r"the client of each of 1437 samples, .* of shape \(2,\)"),
         (lambda data: data[-1].none, dict(split="own"), "they cannot be read: AttributeError"),
         (lambda data: [7] * len(data), dict(split="own"), "names 1 clients, and the job says 20"),
+        (lambda data: ["\ud800"] * len(data), dict(split="own"), "cannot be read: UnicodeEncode"),
+        (
+            lambda data: [1, "1"] + [1] * (len(data) - 2),
+            dict(split="own"),
+            "whole numbers or texts",
+        ),
     ],
 )
 def test_clients_that_cannot_be(comm, clients, own, told):
     with pytest.raises(ConfigError, match=told):
         mpitrain.Trainer(comm, job(**own), clients=clients)
+
+
+@pytest.mark.parametrize("bad", [1, 40], ids=["one of two", "both"])
+def test_a_client_that_skips_all_its_steps_has_no_loss(comm, folder, monkeypatch, bad):
+    """Samples of client 0 are not finite, or those of both; the run writes checkpoints."""
+    x = np.random.default_rng(1).normal(size=(40, 4))
+    x[:bad] = np.nan
+    data = Dataset(Samples(x, np.zeros((40, 1))), Samples(np.zeros((1, 4)), np.zeros((1, 1))), 0)
+    monkeypatch.setattr("mpitrain.training.assemble.load", lambda *_: data)
+    config = job("float64", clients=2, rounds=2, split="own", prox=0.1, prox_step=0.1)
+    config = replace(
+        config,
+        run=Run(dtype="float64", on_nonfinite="skip", dir=str(folder)),
+        loss=replace(config.loss, name="mean_squared_error"),
+        checkpoint=Checkpoint(every=1),
+    )
+    with mpitrain.Trainer(comm, config, clients=[0] + [1] * 39) as trainer:
+        trainer.fit()
+    losses = [[*one.losses] for one in read_records(folder / "metrics.jsonl").of(Round)]
+    assert losses == [["1"] if bad == 1 else []] * 2
+
+
+def test_a_run_goes_on_with_the_clients_it_had(comm, folder):
+    config = job(clients=3, rounds=1, split="own")
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+
+    def fit(shift, resume=False):
+        clients = lambda data: (np.arange(len(data)) + shift) % 3  # noqa: E731
+        with mpitrain.Trainer(comm, config, clients=clients) as trainer:
+            trainer.fit(resume=resume)
+
+    fit(0)
+    fit(0, resume=True)
+    with pytest.raises(CheckpointError, match=r"own\.clients says has changed"):
+        fit(1, resume=True)
+
+
+@pytest.mark.parametrize("table", ["federated", "sync"])
+@pytest.mark.parametrize("how", [{}, {"shuffle": True, "drop_last": True}], ids=str)
+def test_an_order_that_nobody_takes_is_refused(comm, folder, table, how):
+    utils = pytest.importorskip("torch.utils.data")
+    data = [(np.ones(3), np.ones(1))] * 20
+    own = {"federated": {"clients": 3}, "sync": {"split": "iid"}}
+    with pytest.raises(ConfigError, match=f"{table}: .* shuffle=True and drop_last=False"):
+        mpitrain.Trainer(
+            comm, model=lambda: {"out": Linear(3, 1)}, train_data=utils.DataLoader(data, 4, **how),
+            loss="mean_squared_error", dir=str(folder), **{table: own[table]},
+        )  # fmt: skip
 
 
 def sequential(comm, config, steps):
