@@ -38,17 +38,19 @@ def unfinished(target: Path) -> Path:
     return target.with_name(f".{target.name}.unfinished")
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, successor: Path | None = None) -> None:
     """Removes a checkpoint, its name first, so that half of one is never found.
 
-    A link is removed alone.
+    A link is removed alone.  ``successor``: folder that gets the name at once.
     """
-    if path.is_symlink():
-        path.unlink()
-        return
     gone = path.with_name(f".{path.name}.removed")
     shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
+    if path.is_symlink():
+        path.unlink()
+    else:
+        path.rename(gone)
+    if successor:
+        successor.rename(path)
     shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -94,8 +94,9 @@ class Writer:
         #: Steps of checkpoints that are known to be whole.
         self._whole = set() if resumed is None else {resumed}
         self._thread: Thread | None = None
-        self._pending: tuple[Manifest, Path, float] | None = None
+        self._pending: tuple[Manifest, Path] | None = None
         self._written: str | OSError = ""
+        self._lasted = 0.0
 
     @_on_rank_0
     def prepare(self) -> None:
@@ -110,8 +111,8 @@ class Writer:
         manifest: Manifest,
         *,
         best: bool = False,
-    ) -> None:
-        """Begins to write a checkpoint, after the last one is complete.
+    ) -> tuple[Path, float] | None:
+        """Begins to write a checkpoint, after the last one is complete; returns as :meth:`poll`.
 
         Args:
             step: step for the name.
@@ -130,11 +131,10 @@ class Writer:
         snapshot = {key: self._device.snapshot(array) for key, array in arrays.items()}
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
-        self._pending = (msgspec.structs.replace(manifest, pieces=own), target, start)
-        self._thread = Thread(target=self._write, args=(snapshot, beside / file))
+        self._pending = msgspec.structs.replace(manifest, pieces=own), target
+        self._thread = Thread(target=self._write, args=(snapshot, beside / file, start))
         self._thread.start()
-        if not self._background:
-            self.finish()
+        return None if self._background else self.finish()
 
     @_on_rank_0
     def keep_constants(self, name: str, give: Callable[[], Mapping[str, Any]]) -> None:
@@ -169,21 +169,22 @@ class Writer:
         if self._thread is None or self._pending is None:
             return None
         self._thread.join()
-        (manifest, target, start), self._thread, self._pending = self._pending, None, None
+        lasted = self._lasted - perf_counter()
+        (manifest, target), self._thread, self._pending = self._pending, None, None
         if isinstance(self._written, OSError):
             outcome: tuple[str, Any] = ("", f"{self._written.strerror}: {self._written.filename}")
         else:
             outcome = (self._written, manifest)
         found = self._comm.gather(outcome)
         self._complete(found, target)
-        return target, perf_counter() - start
+        return target, self._comm.allreduce(lasted + perf_counter(), op=MPI.MAX)
 
     def abandon(self) -> None:
         """Drops the checkpoint that is being written, as a rank has died; not collective."""
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, arrays: dict[str, Later], path: Path) -> None:
+    def _write(self, arrays: dict[str, Later], path: Path, start: float) -> None:
         try:
             found = {key: later.get() for key, later in arrays.items()}
             write_whole(path, lambda beside: save_file(found, beside))
@@ -192,6 +193,7 @@ class Writer:
             self._written = error
         except Exception as error:  # safetensors has errors of its own for a full disk
             self._written = OSError(None, str(error), str(path))
+        self._lasted = perf_counter() - start
 
     @_on_rank_0
     def _complete(self, found: Any, target: Path) -> None:
@@ -216,10 +218,11 @@ class Writer:
         write_whole(beside / MANIFEST, lambda path: path.write_bytes(encode(whole)))
         sync(beside)
         if target.is_symlink() or _is_ours(target):
-            remove(target)
+            remove(target, beside)
         elif target.exists():
             raise OSError(None, "it is in the way, and is no checkpoint; move it", str(target))
-        beside.rename(target)
+        else:
+            beside.rename(target)
         sync(self.folder)
         if target in (best := numbered(self.folder, best=True)).values():
             # The new one has its name on disk: whenever a run is killed, a whole one is there.

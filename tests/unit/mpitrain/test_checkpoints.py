@@ -21,7 +21,7 @@ from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Step
+from mpitrain.metrics.records import Saved, Step
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.step.agreement import NonFinite
@@ -300,3 +300,22 @@ def test_a_manifest_is_written_only_if_it_is_read_again(comm, job):
         with pytest.raises(CheckpointError, match=r"cannot write .*loss_scale.*intact"):
             save(trainer.parts, writer)
     assert not numbers(checkpoints(job))
+
+
+def test_checkpoints_in_the_foreground_are_told_and_timed(comm, job):
+    run(comm, job, background=False, mtbf=1.0)
+    log = read_records(checkpoints(job).parent / "metrics.jsonl")
+    assert [saved.step for saved in log.of(Saved)] == [2, 4]
+    assert "loses least" in str(log.summary())
+
+
+def test_the_seconds_of_a_write_end_with_it(comm, job, tmp_path, monkeypatch):
+    """However late a step looks whether it has ended."""
+    now = 5.0
+    monkeypatch.setattr("mpitrain.checkpoint.writer.perf_counter", lambda: now)
+    with start(comm, job) as trainer:
+        writer = Writer(comm, tmp_path, keep=1)
+        save(trainer.parts, writer)
+        writer._thread.join()
+        now = 1000.0
+        assert writer.finish()[1] == 0.0
