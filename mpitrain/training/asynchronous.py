@@ -154,7 +154,8 @@ class AsynchronousLoop(Loop):
             step = done + micro_batch // passes.parts
             return passes.context(step, source.indices(micro_batch), source.terms(micro_batch))
 
-        own = runner.run(source, window.weights, store, window.update, context)
+        with parts.passing():
+            own = runner.run(source, window.weights, store, window.update, context)
         lasted, (unequal,) = perf_counter() - start, parts.device.read([source.unequal])
         parts.account.add(lasted, sum(one.comm_seconds for one in own), runner.waited)
         spent = lasted, sum(runner.waited.values()), feed.read_seconds, *parts.account.moved()

@@ -89,7 +89,8 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
             def context(number: int, source: MicroBatches = source) -> Context:
                 return passes.resting(source.indices(number))
 
-            passes.runner().infer(source, len(some), passes.weights, judge, context)
+            with parts.passing():
+                passes.runner().infer(source, len(some), passes.weights, judge, context)
         # The ranks that share layers or images have the same sums, so only the first reports them.
         is_first = place.tensor == 0 and not (layout.rows and place.context)
         told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})

@@ -97,6 +97,8 @@ class Loop(ClosedTogether):
                     parts.count(done, batch.indices)
                     done = parts.steps_done
                     yield []
+                    if parts.ending:
+                        return
                     continue
                 if parts.padding:
                     parts.padding.look(batch.indices[0])
@@ -185,13 +187,14 @@ def forward_backward(
             return loss, parts.store.wait()
 
     know_counts(parts, source, parts.counting or ranks)
-    (found,) = passes.runner().run(
-        source,
-        Latest(passes.weights),
-        parts.store,
-        wait,
-        lambda m: passes.context(step, source.indices(m), source.terms(m)),
-    )
+    with parts.passing():
+        (found,) = passes.runner().run(
+            source,
+            Latest(passes.weights),
+            parts.store,
+            wait,
+            lambda m: passes.context(step, source.indices(m), source.terms(m)),
+        )
     if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
         parts.purity.fault = uncountable(step, "layers add losses, as routers of experts do,")
     return found

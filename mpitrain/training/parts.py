@@ -1,7 +1,7 @@
 """The parts of a job on this rank, made from its tables and its program's own objects."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
@@ -169,6 +169,7 @@ class Parts:
         origin: see :func:`mpitrain.checkpoint.changes.origin_of`; None before the first call.
         prox: FedProx's mu of the next round, the last round's loss, and the rounds in which it has
             fallen until then; empty without clients.
+        over: reason for which no pass is possible any more; empty: it is.
     """
 
     comm: Communicator
@@ -213,7 +214,7 @@ class Parts:
     updates_per_step: int = 1
     origin: Any = None
     prox: list[float] = field(default_factory=list)
-    is_closed: bool = False
+    over: str = ""
 
     @property
     def total_steps(self) -> int:
@@ -296,12 +297,22 @@ class Parts:
             replicas.append((self.grid.data, anchors))
         check_replicas(self.comm, replicas, when)
 
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Passes, after an error in which ranks may wait for sums, or have them twice."""
+        try:
+            yield
+        except BaseException:
+            if self.comm.size > 1 or self.config.parallel.zero > 1:
+                self.over = "has failed in a pass, and may have half of its sums"
+            raise
+
     def expect_open(self) -> None:
-        """Raise RuntimeError if the parts are closed."""
-        if self.is_closed:
-            raise RuntimeError("this trainer is closed, and has no communicators; make another one")
+        """Raise RuntimeError if the parts are closed, or a pass has failed."""
+        if self.over:
+            raise RuntimeError(f"this trainer {self.over}; fit(resume=True) of another one goes on")
 
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
-        self.is_closed = True
+        self.over = "is closed, and has no communicators"
         self.opened.close()

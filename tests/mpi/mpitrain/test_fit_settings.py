@@ -68,6 +68,31 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
     assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_trainer_whose_pass_has_failed_trains_no_more(comm, folder, zero):
+    """Sums may be under way, and shards gathered; one process without shards goes on."""
+
+    class Fails(torch.nn.Tanh):
+        calls = 0
+
+        def forward(self, x):
+            if self.training and len(x):
+                self.calls += 1
+                if self.calls == 9:
+                    raise ZeroDivisionError
+            return super().forward(x)
+
+    model = lambda: torch.nn.Sequential(*net(6), Fails(), *net())  # noqa: E731
+    with made(folder, comm, model=model, parallel={"zero": zero}, epochs=4) as trainer:
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit()
+        if comm.size == 1 and not zero:
+            trainer.fit(resume=True)
+            return
+        with pytest.raises(RuntimeError, match="has failed in a pass"):
+            trainer.fit(resume=True)
+
+
 @pytest.mark.parametrize("way", ["load_state_dict", "data"])
 def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
     with made(folder, comm, model=regular) as trainer:
