@@ -86,6 +86,7 @@ class Callbacks:
         parts.check_replicas("before the first step")
         if parts.spikes and not resumed:
             self._save()
+        self._do_as_asked()
 
     def write(self, record: Record) -> None:
         """Report a record, and add a step to the sums."""
@@ -110,13 +111,15 @@ class Callbacks:
             raise error
         self._write_saved(self._writer.finish())
         back = parts.spikes.go_back(
-            parts.steps_done, error, lambda step: resume(parts, allow_changes=True, before=step)
+            error, lambda step: resume(parts, allow_changes=True, before=step)
         )
         self._writer.drop(back.step)
-        self._saved = self._done = back.step
+        self._saved, self._done, parts.asked.factor = None, back.step, parts.rates.factor
         left = parts.epoch - is_test_missing(parts)
         self.tests = [test for test in self.tests if test.epoch < left]
         self.write(back)
+        self._complete()  # a run that is killed from now on leaves these batches out, too
+        self._do_as_asked()
 
     def after_steps(self) -> None:
         """Do what is due after a step, or after several that were taken together; collective.

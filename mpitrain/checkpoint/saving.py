@@ -27,17 +27,18 @@ def checkpoints(config: Config) -> Path:
 def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
     """Begin a checkpoint of the newest step, or of the best test; collective.
 
-    Returns folder and seconds of the checkpoint before, if it was not complete until now.
+    Returns folder and seconds of the checkpoint that is complete now: the one before, or this one.
     """
     before = writer.finish()
     # If replicas differ, one of them is wrong, and no checkpoint may keep its values.
     parts.check_replicas(f"before the checkpoint after step {parts.steps_done}")
+    parts.gradient.expect_finite(parts.steps_done)
     with parts.span("checkpoint", "checkpoint"):
         arrays, pieces, manifest = collect(parts)
         if manifest.constants:
             writer.keep_constants(manifest.constants, lambda: kept_constants(parts))
-        writer.begin(parts.steps_done, arrays, pieces, manifest, best=best)
-    return before
+        done = writer.begin(parts.steps_done, arrays, pieces, manifest, best=best)
+    return before or done
 
 
 def resume(parts: "Parts", *, allow_changes: bool = False, before: float = inf) -> Resumed | None:

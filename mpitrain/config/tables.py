@@ -44,12 +44,12 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale_window: steps without an overflow after which the loss scale is doubled.
         on_nonfinite: reaction of all ranks to a loss or a gradient that is not finite: ``stop``, or
             ``skip`` the update.
-        on_spike: what all ranks do after a loss that is not finite, or is far above those before:
-            ``go_on``, with ``on_nonfinite``; else they go back to the newest checkpoint before it,
-            and ``repeat`` the same batches, or ``skip`` those of the spike, or ``skip_all`` since
-            the checkpoint.  Batches that are left out count as steps, and change nothing.
+        on_spike: what all ranks do after a loss that is far above those before, or is not finite,
+            unless ``on_nonfinite`` skips it: ``go_on``; else they go back to the newest checkpoint
+            before it, and ``repeat`` the same batches, ``skip`` those of the spike, or ``skip_all``
+            since the checkpoint.  Batches that are left out count as steps, and change nothing.
         spike_factor: a loss above this many times the median of the ``spike_window`` losses before
-            it is far above them.
+            it is far above them, unless that is 0.
         spike_window: losses of the median, of which there is none before.
         spike_steps: losses far above in a row that are a spike; no checkpoint is written meanwhile.
         spike_times: times that a run goes back; the next spike ends it.
@@ -429,7 +429,7 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     keep: Count = 2
     background: bool = True
     best: str = ""
-    mtbf: NonNegative = 0.0
+    mtbf: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
 class Own(Struct, frozen=True, forbid_unknown_fields=True):

@@ -265,6 +265,7 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
         why: the loss that ended it.
         left_out: later steps whose batches change nothing, and which have no record.
         times: times that the run went back so far.
+        refused: as in :class:`Resumed`.
     """
 
     step: int
@@ -272,11 +273,13 @@ class Back(Struct, frozen=True, tag="back", tag_field="event"):
     why: str
     left_out: list[int]
     times: int
+    refused: list[str] = []
 
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.left_out))
         without = f" without {counted(len(self.left_out), 'step')} ({steps})" if steps else ""
-        return f"back to step {self.step}{without}, time {self.times}: {self.why}"
+        refused = "".join(f"; checkpoint refused: {why}" for why in self.refused)
+        return f"back to step {self.step}{without}, time {self.times}: {self.why}{refused}"
 
 
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):

@@ -14,7 +14,7 @@ from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
-from mpitrain.step.agreement import Agreed, StepReport, named, over_counted
+from mpitrain.step.agreement import Agreed, NonFinite, StepReport, named, over_counted
 
 
 @dataclass(eq=False)
@@ -100,11 +100,25 @@ class GlobalGradient:
 
     def own_culprits(self, loss: Scalar) -> list[str]:
         """Names of this rank's tensors whose gradients are not finite, and of its loss if so."""
-        return ([] if isfinite(float(loss)) else ["the loss"]) + [
+        return ([] if isfinite(float(loss)) else ["the loss"]) + self._unfit("gradients")
+
+    def expect_finite(self, done: int) -> None:
+        """Raise NonFinite on all ranks if a parameter after ``done`` steps is not; collective."""
+        if found := named(self.grid.comm, ", ".join(self._unfit("parameters")[:3])):
+            raise NonFinite(
+                f"a parameter is not finite after step {done} ({found}), and no checkpoint may "
+                "keep it; train --resume goes on from the newest one, with a smaller optim.lr",
+                step=done,
+            )
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _unfit(self, of: str) -> list[str]:
+        """Names of this rank's tensors whose ``gradients`` or ``parameters`` are not finite."""
+        return [
             tensor.name
             for piece in self.store.pieces
             for tensor, part in overlaps(self.store.arena.tensors, piece)
-            if not isfinite(float(square_sum(piece.gradients[part])))
+            if not isfinite(float(square_sum(getattr(piece, of)[part])))
         ]
 
     def trust_rates(

@@ -18,7 +18,7 @@ class Spikes:
 
     Attributes:
         losses: newest losses that were not apart.
-        apart: losses in a row that are apart, up to the last step.
+        apart: numbers of the steps, up to the last one, whose losses in a row are apart.
         left_out: numbers of steps, counted from 1, whose batches change nothing.
         times: number of times that all ranks went back.
     """
@@ -26,7 +26,7 @@ class Spikes:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.losses = deque[float](maxlen=run.spike_window)
-        self.apart, self.times = 0, 0
+        self.apart, self.times = list[int](), 0
         self.left_out = set[int]()
 
     @property
@@ -38,30 +38,28 @@ class Spikes:
         """Go on from what :attr:`kept` gave."""
         self.losses.clear()
         self.losses.extend(losses)
-        self.left_out, self.times, self.apart = {*left_out}, times, 0
+        self.left_out, self.times, self.apart = {*left_out}, times, []
 
     def see(self, step: Step) -> None:
         """Compare the loss of a step that was taken; NonFinite: it ends a spike."""
         run, usual = self._run, median(self.losses) if self.losses else 0.0
-        is_full = len(self.losses) == run.spike_window
-        if not is_full or step.loss <= usual + (run.spike_factor - 1) * abs(usual):
-            self.apart = 0
+        is_compared = len(self.losses) == run.spike_window and usual != 0  # 3 times 0 is 0
+        if not is_compared or step.loss <= usual + (run.spike_factor - 1) * abs(usual):
+            self.apart = []
             self.losses.append(step.loss)
             return
-        self.apart += 1
-        if self.apart >= run.spike_steps:
+        self.apart.append(step.step)
+        if len(self.apart) >= run.spike_steps:
             raise NonFinite(
                 f"the loss at step {step.step} is {step.loss:.4g}, and the median of the "
                 f"{run.spike_window} before is {usual:.4g}",
                 step=step.step,
             )
 
-    def go_back(
-        self, done: int, error: NonFinite, restore: Callable[[int], Resumed | None]
-    ) -> Back:
+    def go_back(self, error: NonFinite, restore: Callable[[int], Resumed | None]) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
-        ``done``: steps that are done; ``restore``: restores the newest checkpoint before a step.
+        ``restore``: restores the newest checkpoint before a step.
 
         NonFinite on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of a
         step before the spike is left.
@@ -73,7 +71,7 @@ class Spikes:
                 "may help, or a larger run.spike_times",
                 step=last,
             ) from error
-        first = last - max(self.apart - (last == done), 0)
+        first = min([*self.apart, last])
         left_out, times = self.left_out, self.times + 1
         found = restore(first)
         if found is None:
@@ -85,6 +83,6 @@ class Spikes:
         if run.on_spike != "repeat":
             from_ = found.step + 1 if run.on_spike == "skip_all" else first
             left_out = left_out | {*range(from_, last + 1)}
-        self.left_out, self.times, self.apart = left_out, times, 0
+        self.left_out, self.times, self.apart = left_out, times, []
         again = sorted(number for number in left_out if number > found.step)
-        return Back(found.step, last, str(error), again, times)
+        return Back(found.step, last, str(error), again, times, found.refused)

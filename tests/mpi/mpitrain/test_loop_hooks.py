@@ -161,6 +161,33 @@ def test_a_program_ends_saves_and_turns_the_rate_down(folder):
         assert torch.equal(own, wanted)
 
 
+def test_a_module_has_no_values_of_steps_that_come_again(folder):
+    """Values of step 2, gathered before the loss spiked in step 3."""
+    spoilt, refused = [], []
+
+    def spoil(parts):
+        if parts.steps_done == 2 and not spoilt:
+            spoilt.append(True)
+            for piece in parts.store.pieces:
+                piece.parameters[...] *= 1e3
+            parts.refresh()
+
+    def act(record):
+        if isinstance(record, Step) and record.step == 2:
+            if not spoilt:
+                trainer.gather()
+                return
+            with pytest.raises(RuntimeError, match=r"trainer\.gather"):
+                trainer.module[0].weight.sum()
+            refused.append(True)
+
+    run = {"on_spike": "repeat", "spike_window": 1}
+    keys = {"run": run, "checkpoint": {"every": 50}, "before_step": spoil}
+    with job(folder, epochs=1, **keys) as trainer:
+        trainer.fit(on_record=act)
+    assert refused == [True]
+
+
 class Mean:
     """A running mean of a module's values, as torch makes it."""
 

@@ -1,5 +1,7 @@
 """Spikes of the loss: all ranks go back to the newest checkpoint, and leave batches out."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -8,7 +10,7 @@ from mpitrain.checkpoint.folders import numbered
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import ConfigError
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Back, Epoch, Step
+from mpitrain.metrics.records import Back, Epoch, Saved, Start, Step
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
@@ -27,7 +29,11 @@ def spiked(folder, **keys):
     return changed(config, **(SPIKE | keys))
 
 
-def run(comm, config, at=(), value=1e3, left_out=(), stop=None, **how):
+def calm(folder):
+    return changed(in_folder(job("mlp", batch_size=144), folder), checkpoint=SPIKE["checkpoint"])
+
+
+def run(comm, config, at=(), value=1e3, left_out=(), stop=None, known=None, **how):
     """Train; the parameters are multiplied by ``value`` just before the steps ``at``."""
     met = []
 
@@ -43,6 +49,8 @@ def run(comm, config, at=(), value=1e3, left_out=(), stop=None, **how):
     with start(comm, config, before_step=spoil, stop=flag) as trainer:
         if flag:
             flag.trainer = trainer
+        if known is not None:
+            known.append(trainer.parts)
         if left_out:
             trainer.parts.spikes.left_out = {*left_out}
         summary = train(trainer, **how)
@@ -88,6 +96,78 @@ def test_a_run_that_is_stopped_after_it_went_back_leaves_the_same_batches_out(co
     equal(run(comm, config, at=[14], go_on=True)[0], expected[0])
     assert [back.times for back in records(config).of(Back)] == [1, 2]
     assert 18 in numbered(checkpoints(config))
+
+
+class Killed(Exception):
+    """The end of a run without a last checkpoint."""
+
+
+def test_a_run_that_is_killed_after_it_went_back_leaves_the_same_batches_out(comm, folder):
+    expected = run(comm, spiked(folder / "even"), left_out=[14])
+    config = spiked(folder / "spike")
+
+    def kill(record):
+        if isinstance(record, Step) and record.step == 13 and log:
+            raise Killed
+        log.extend([record] * isinstance(record, Back))
+
+    log = []
+    with pytest.raises(Killed):
+        run(comm, config, at=[14], on_record=kill)
+    equal(run(comm, config, go_on=True)[0], expected[0])
+    (back,), steps = records(config).of(Back), records(config).of(Step)
+    assert back.left_out == [14] and 14 not in [step.step for step in steps]
+
+
+def test_a_rate_that_is_asked_for_at_a_record_counts_from_the_next_step_on(comm, folder):
+    """At the start, and when the run went back; a rate of the steps that come again is undone."""
+    rates, parts = {1: 0.5, 13: 0.25, 12: 0.125}, []
+
+    def ask(record):
+        place = record.step + 1 if isinstance(record, Step | Back) else 1
+        if isinstance(record, Start | Back) or place == 13:
+            parts[0].asked.set_factor(rates[record.step if isinstance(record, Back) else place])
+
+    config = spiked(folder)
+    run(comm, config, at=[14], on_record=ask, known=parts)
+    steps = records(config).of(Step)
+    found = [step.lr / steps[0].lr * 0.5 for step in steps]
+    assert found == pytest.approx([0.5] * 12 + [0.25] + [0.125] * 7)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(comm, folder):
+    config = spiked(folder)
+
+    def damage(record):
+        if isinstance(record, Saved) and record.step == 12 and comm.rank == 0:
+            next(Path(record.path).glob("rank-*")).write_bytes(b"")
+
+    run(comm, config, at=[14], on_record=damage)
+    (back,) = records(config).of(Back)
+    assert back.step == 9 and "step-00000012" in back.refused[0]
+
+
+@pytest.mark.parametrize("policy", ["skip", "go_on"])
+def test_no_checkpoint_keeps_a_parameter_that_is_not_finite(comm, folder, policy):
+    """The update of step 9, after which a checkpoint is due, spoils one."""
+    config = spiked(folder) if policy == "skip" else calm(folder)
+    met = []
+
+    def spoil(record):
+        if isinstance(record, Step) and record.step == 9 and not met:
+            met.append(9)
+            parts[0].store.pieces[0].parameters[:1] = np.inf
+            parts[0].refresh()
+
+    parts = []
+    if policy == "skip":
+        run(comm, config, on_record=spoil, known=parts)
+        (back,) = records(config).of(Back)
+        assert (back.step, back.spike) == (6, 9)
+        return
+    with pytest.raises(NonFinite, match=r"a parameter is not finite after step 9 \(rank 0: "):
+        run(comm, config, on_record=spoil, known=parts)
+    assert [*numbered(checkpoints(config))] == [6, 3]
 
 
 def test_a_run_goes_back_so_many_times_at_most(comm, folder):

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from mpitrain.adapters.torch.checks.module_class import hooked
 from mpitrain.adapters.torch.modules.whole import load_into
 from mpitrain.config import ConfigError
-from mpitrain.metrics.records import Epoch, Record, Round, Skipped, Step, Write
+from mpitrain.metrics.records import Back, Epoch, Record, Round, Skipped, Step, Write
 from mpitrain.training.parts import Parts
 
 _STALE = (
@@ -89,6 +89,8 @@ class OwnModule:
         """The function, which gets a RuntimeError where it looks at values of the past."""
 
         def watch(record: Record) -> None:
+            if isinstance(record, Back):  # steps that the module has seen come again
+                self._steps = -1
             self._looks.watches, self._looks.is_late = True, not self._is_current(parts)
             try:
                 with self._looks:
