@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_after_it_went_back_leaves_the_same_batches_out(com
         run(comm, config, at=[14], on_record=kill)
     equal(run(comm, config, go_on=True)[0], expected[0])
     (back,), steps = records(config).of(Back), records(config).of(Step)
-    assert back.left_out == [14] and 14 not in [step.step for step in steps]
+    assert back.left_out == [14] and [step.step for step in steps].count(14) == 1
 
 
 def test_a_rate_that_is_asked_for_at_a_record_counts_from_the_next_step_on(comm, folder):
