@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.seeds import ITERATIONS
 from collectives.analysis.topology import LinkCost
+from mpitrain import extras
 from mpitrain.__main__ import main
 from mpitrain.commands.plan import explain, gigabits
 from mpitrain.commands.search import refusal
@@ -311,6 +312,16 @@ def test_a_model_of_the_program_is_timed(tmp_path, capsys):
     assert main(["search", str(file), "-n", "2"]) == 0
     assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
     assert "has no shapes to count operations from" in capsys.readouterr().err
+
+
+def test_operations_of_attention_are_counted_forward_and_backward():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1, 2, 8, 4, requires_grad=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    product = 2 * 2 * 8 * 8 * 4  # of each of two heads
+    assert extras.counted(lambda: attend(x, x, x)) == 2 * product
+    passes = extras.counted(lambda: torch.autograd.grad(attend(x, x, x).sum(), x))
+    assert passes == 7 * product  # one of the scores again
 
 
 def test_a_measured_step_gives_the_bandwidth_and_the_hours_of_the_training():
