@@ -60,7 +60,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    back = "times that the job is queued again (20; 0 for a program, which must resume by itself)"
+    back = "times that the job is queued again (20; a program: 0, as it must resume by itself, and "
+    back += "handle SIGUSR1, which it gets two minutes before the limit unless this is 0)"
     add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,

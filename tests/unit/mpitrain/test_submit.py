@@ -395,6 +395,18 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
     assert calls[1] == f"600|{image}{train}"
 
 
+@pytest.mark.parametrize(("limit", "expected"), [("0", 0), ("1", 138)])
+def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path, limit, expected):
+    commands(tmp_path)
+    (tmp_path / "mpiexec").write_text("#!/bin/bash\nsleep 0.3\nkill -USR1 $PPID\nsleep 1\n")
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
+    env |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_MAX_RESTARTS": limit}
+    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; queue_again() {{ :; }}"
+    text += "; come_back x.py"
+    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    assert told.returncode == expected, told
+
+
 @pytest.mark.parametrize("limit", ["x", "9" * 20])
 def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(limit):
     """It would compare as smaller for ever."""
