@@ -1,6 +1,8 @@
 """Tables, page and trace of a run, as ranks have spent their time."""
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,16 @@ def sites(found: Sequence[Cost]) -> str:
 
 def gains(found: Iterable[Site]) -> str:
     """Algorithms that this rank's collectives took, call site by call site."""
-    lines = ["    calls      bytes  call, algorithm and why"]
+    table, ordinary = os.environ.get("COLLECTIVES_TUNING") or "the built-in table", False
+    lines = [f"chosen by {table}; nothing was measured in this run"]
+    lines += ["    calls      bytes  call, algorithm and why"]
     for site in sorted(found, key=lambda site: -site.nbytes):
         for (algorithm, why), calls in site.took.items():
             nbytes = site.nbytes * calls / site.calls
             lines.append(f"{calls:9} {nbytes:10.3g}  {site.where}: {algorithm} ({why})")
+            ordinary |= nbytes > 0 and not re.search("shared|device", why)
+    if ordinary:
+        lines.append("ordinary arrays; in those of comm.empty, ranks of one node may gain more")
     return "\n".join(lines)
 
 
