@@ -31,7 +31,7 @@ def times(spent: Mapping[str, Mapping[str, float]]) -> str:
 
 def sites(found: Sequence[Cost]) -> str:
     """The call sites that cost most; seconds are sums over the ranks."""
-    lines = ["    calls      bytes  mean ms   seconds  waiting  slowest rank   comes last   call"]
+    lines = ["    calls      bytes  mean ms   seconds  waiting  longest in call  comes last   call"]
     for cost in found[:_MOST]:
         calls, seconds, waited = sum(cost.calls), sum(cost.seconds), sum(cost.waited)
         slow = max(range(len(cost.seconds)), key=lambda rank: cost.seconds[rank])
@@ -39,7 +39,7 @@ def sites(found: Sequence[Cost]) -> str:
         last = f"{late} ({cost.late[late] / waited:.0%})" if waited > 0.01 * seconds else "-"
         lines.append(
             f"{calls:9} {sum(cost.nbytes):10.3g} {1e3 * seconds / calls:8.3f} {seconds:9.3f} "
-            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3f} s)':13}  "
+            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3f} s)':15}  "
             f"{last:10}   {cost.where}"
         )
     return "\n".join(lines)
