@@ -173,14 +173,14 @@ def _add_samples(parts: Parts) -> None:
         parts.sampler = Sampler(1, 1, config.run.seed)
     else:
         order = (data.sampler or Sampler)(samples, size, config.run.seed)
+        if config.sync.split != "none":
+            order = extras.of_workers(parts, order)
+        parts.sampler = expect_same_order(comm, order)
         if not order.steps_per_epoch:
             raise ConfigError(
                 f"train_data: drop_last leaves all {samples} samples out, as train.batch_size = "
                 f"{size} is more; set it to {samples} at most, or drop_last=False"
             )
-        if config.sync.split != "none":
-            order = extras.of_workers(parts, order)
-        parts.sampler = expect_same_order(comm, order)
     every = parts.sampler.steps_per_epoch
     parts.rates = Rates(config.optim, replace(config.train, epochs=config.passes), every)
     parts.rates.tabulate(comm, objects.schedule)
