@@ -499,7 +499,7 @@ def test_a_warning_says_that_nothing_was_compared_and_why(tmp_path, caplog):
     y = torch.where(torch.arange(24)[:, None] % 8 < 4, -1, Y.abs() + 1)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
     schedule = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
-    fitted(tmp_path, loss=counted, data=data, shadow=2, schedule=schedule)
+    fitted(tmp_path, loss=counted, data=data, shadow=1, schedule=schedule)
     (told,) = lines(caplog)
     assert told.startswith("run.shadow: nothing was compared") and "no finite loss" in told
 
