@@ -5,7 +5,8 @@
 #   come_back PROGRAM.py [ARGUMENT ...]  a program of one's own; or -m MODULE ...
 #
 #   MPITRAIN_MAX_RESTARTS  times that the job may come back (default 20; 0 for a program, which must
-#                          go on from what it has saved)
+#                          go on from what it has saved).  With 0, a program gets no SIGUSR1 before
+#                          the limit, as it may have no handler
 #   COLLECTIVES_TIMEOUT    seconds after which a rank that waits says who is missing (default 600)
 
 #: Seconds before the end of the walltime at which ranks of a PBS job are told; sbatch has --signal.
@@ -62,7 +63,7 @@ tell() {
 }
 
 come_back() {
-    local status=0 how=died ended='' runs limit=${MPITRAIN_MAX_RESTARTS:-20}
+    local status=0 how=died ended='' runs hears=yes limit=${MPITRAIN_MAX_RESTARTS:-20}
     told=''
     clock=''
     restarts=${SLURM_RESTART_COUNT:-${MPITRAIN_RESTART:-0}}
@@ -81,7 +82,10 @@ come_back() {
         exit 2
     fi
     case ${1:?a job file or a program is needed} in
-        *.py | -m) limit=${MPITRAIN_MAX_RESTARTS:-0} ;; # one that resumes says so by the variable
+        *.py | -m) # one that resumes says so by the variable
+            limit=${MPITRAIN_MAX_RESTARTS:-0}
+            [ "$limit" -gt 0 ] || hears=''
+            ;;
         *)
             # Some launchers return 0 when the daemon of a node dies; what ended as it should says so.
             ended=$PWD/.mpitrain-$job-$restarts.ended
@@ -96,9 +100,9 @@ come_back() {
     export COLLECTIVES_TIMEOUT=${COLLECTIVES_TIMEOUT:-600}
     (launch "$@") &
     ranks=$!
-    trap 'tell USR1' USR1
+    if [ -n "$hears" ]; then trap 'tell USR1' USR1; else trap '' USR1; fi
     trap 'tell TERM' TERM
-    [ -z "${PBS_JOBID:-}" ] || watch_walltime
+    [ -z "$hears" ] || [ -z "${PBS_JOBID:-}" ] || watch_walltime
 
     wait "$ranks" || status=$?
     # A wait that a signal ended is no end of the ranks.

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 from pathlib import Path
 
-import msgspec
 from mpi4py import MPI
 
 from collectives import provenance
@@ -20,11 +19,13 @@ from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import ConfigError
+from mpitrain.config.unread import as_read
 from mpitrain.metrics import recorder
 from mpitrain.metrics.records import Epoch, Record, Resumed, Saved, Start, Step, Summary, Write
 from mpitrain.metrics.trace import remove_trace
 from mpitrain.metrics.writer import ReportError
 from mpitrain.ranks.lock import locked
+from mpitrain.ranks.same import name_of
 from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
 from mpitrain.training.evaluation import evaluate
@@ -282,6 +283,8 @@ def running(
         if not resumed:
             writer.set_aside()
             by_rank_0(comm, lambda: remove_trace(folder), ConfigError)
+        if resume_hint and comm.rank == 0:
+            parts.stop.hint = f"if it ends now, {resume_hint} goes on from {checkpoints(config)}"
         is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
         with _ended_together(parts, writer, resume_hint), _reports(parts, on_record) as report:
             yield Callbacks(parts, report, writer, resumed, is_watched=is_watched)
@@ -332,7 +335,11 @@ def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
 
 
 def _start(parts: Parts) -> Start:
-    software = provenance()
+    software, own = provenance(), parts.objects
+    data = own.data and own.data.train
+    brought = {"model": own.layers, "data": getattr(data, "data", data)}
+    brought |= {"loss": own.loss, "optimizer": own.optimizer}
+    kinds = {f"own.{key}": name_of(one) for key, one in brought.items() if one is not None}
     return Start(
         ranks=parts.comm.size,
         processes=parts.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
@@ -341,7 +348,7 @@ def _start(parts: Parts) -> Start:
         algorithm=parts.store.algorithm,
         reason=parts.store.reason,
         parameters=parts.model.size,
-        config=msgspec.to_builtins(parts.config),
+        config=as_read(parts.config, kinds),
         date=software.pop("date"),
         software=software,
         devices=parts.comm.allgather(parts.device.name),

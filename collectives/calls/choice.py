@@ -238,10 +238,10 @@ def choose(table: Table, call: Situation) -> Choice:
         rules = [rule for rule in entry.rules if rule.from_bytes <= nbytes]
         if rules and call.allows(rules[-1].algorithm):
             rule = rules[-1]
-            measured = f"measured on {entry.ranks}"
+            measured = f"in the table for {entry.ranks} ranks"
             if rule.algorithm == "native":
-                return Choice("native", f"{where}: fastest, {measured}")
-            return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
+                return Choice("native", f"{where}: fastest {measured}")
+            return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native {measured}")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype, count or arithmetic"
@@ -277,8 +277,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return f"{missing}; {tune} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
-        return f"not measured on {entry.ranks} ranks for so few bytes"
-    return f"{rules[-1].algorithm}, the fastest measured on {entry.ranks}, cannot serve this call"
+        return f"the table for {entry.ranks} ranks has none for so few bytes"
+    return f"{rules[-1].algorithm}, fastest in the table for {entry.ranks} ranks, cannot serve it"
 
 
 #: Made once, here: threads that decode a type for the first time at once crash msgspec 0.22.

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from collectives.algorithms import build
-from collectives.analysis.explore import record
+from collectives.analysis.explore import MOST_RANKS, record
 from collectives.analysis.page import fill
 from collectives.analysis.user_code import resolve
 from collectives.commands.arguments import add_drawn, add_ranks, drawn
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
         help="write an HTML page that steps through the rounds of an algorithm",
         description="Write one HTML file, which needs no network, that steps through the rounds of "
         "an algorithm and shows what every chunk holds after each, and what was added in which "
-        "order.",
+        f"order; up to {MOST_RANKS} ranks.",
         epilog="example: python -m collectives explore allreduce ring --with swing -n 4,8,16",
     )
     add = exploring.add_argument

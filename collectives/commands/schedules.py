@@ -8,7 +8,9 @@ from pathlib import Path
 
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis.claims import prove_claims
+from collectives.analysis.figure import MOST_RANKS as DRAWN
 from collectives.analysis.figure import figure
+from collectives.analysis.grid import MOST_RANKS as PRINTED
 from collectives.analysis.grid import grid
 from collectives.analysis.user_code import packaged, resolve
 from collectives.analysis.verify import Proof, verify
@@ -41,6 +43,7 @@ def add(commands: Commands) -> None:
     add = drawing.add_argument
     add_drawn(drawing, "; all: all collectives and algorithms")
     add_ranks(drawing, 8)
+    drawing.description = f"Pictures show up to {DRAWN} ranks, --text up to {PRINTED}."
     file = "a .png or .svg (COLLECTIVE_ALGORITHM_RANKS.png); for all, a folder (pictures)"
     add("-o", "--output", type=Path, help=file)
     add("--text", action="store_true", help="print the grid, write no PNG")

@@ -1,6 +1,8 @@
 """Tables, page and trace of a run, as ranks have spent their time."""
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def times(spent: Mapping[str, Mapping[str, float]]) -> str:
 
 def sites(found: Sequence[Cost]) -> str:
     """The call sites that cost most; seconds are sums over the ranks."""
-    lines = ["    calls      bytes  mean ms   seconds  waiting  slowest rank   comes last   call"]
+    lines = ["    calls      bytes  mean ms   seconds  waiting  longest in call  comes last   call"]
     for cost in found[:_MOST]:
         calls, seconds, waited = sum(cost.calls), sum(cost.seconds), sum(cost.waited)
         slow = max(range(len(cost.seconds)), key=lambda rank: cost.seconds[rank])
@@ -37,7 +39,7 @@ def sites(found: Sequence[Cost]) -> str:
         last = f"{late} ({cost.late[late] / waited:.0%})" if waited > 0.01 * seconds else "-"
         lines.append(
             f"{calls:9} {sum(cost.nbytes):10.3g} {1e3 * seconds / calls:8.3f} {seconds:9.3f} "
-            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3f} s)':13}  "
+            f"{waited / (seconds or 1.0):8.1%}  {f'{slow} ({cost.seconds[slow]:.3f} s)':15}  "
             f"{last:10}   {cost.where}"
         )
     return "\n".join(lines)
@@ -45,11 +47,16 @@ def sites(found: Sequence[Cost]) -> str:
 
 def gains(found: Iterable[Site]) -> str:
     """Algorithms that this rank's collectives took, call site by call site."""
-    lines = ["    calls      bytes  call, algorithm and why"]
+    table, ordinary = os.environ.get("COLLECTIVES_TUNING") or "the built-in table", False
+    lines = [f"chosen by {table}; nothing was measured in this run"]
+    lines += ["    calls      bytes  call, algorithm and why"]
     for site in sorted(found, key=lambda site: -site.nbytes):
         for (algorithm, why), calls in site.took.items():
             nbytes = site.nbytes * calls / site.calls
             lines.append(f"{calls:9} {nbytes:10.3g}  {site.where}: {algorithm} ({why})")
+            ordinary |= nbytes > 0 and not re.search("shared|device", why)
+    if ordinary:
+        lines.append("ordinary arrays; in those of comm.empty, ranks of one node may gain more")
     return "\n".join(lines)
 
 

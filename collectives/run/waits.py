@@ -127,7 +127,7 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
             times = f"{nbytes / typical:.1f} times as much data"
             return f"Rank {late} has {times} as the others in {cost.where}: {loss}"
     if own > 1.1 * usual:
-        return f"Rank {late} is slow, it computes {own / usual:.1f} times as long: {loss}"
+        return f"Rank {late} is slow, it computes {own / usual:.1f} times as long per call: {loss}"
     return f"Rank {late} comes last: {loss}"
 
 

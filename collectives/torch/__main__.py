@@ -27,7 +27,7 @@ def main() -> None:
     from collectives.errors import LaunchError
     from collectives.failure.abort import abort_on_exception
     from collectives.launchers import check_launch
-    from collectives.torch.register import take_over, tell_of_gloo
+    from collectives.torch.register import take_over, tell_of_others
 
     replaced = tuple(given.replace.lower().split(",")) if given.replace else ()
     try:
@@ -35,9 +35,8 @@ def main() -> None:
         changes = take_over(replaced) + name_ranks()
     except (LaunchError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    if "gloo" not in replaced:
-        names = ",".join(("gloo", *replaced))
-        tell_of_gloo(f"{parser.prog} --replace {names} {'-m ' * given.module}{given.script}")
+    before, words = parser.prog, f"{'-m ' * given.module}{given.script}"
+    tell_of_others(lambda name: f"{before} --replace {','.join((name, *replaced))} {words}")
     if given.profile:
         from collectives.torch.profile import profile
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -128,22 +128,28 @@ def take_over(replaced: tuple[str, ...] = ()) -> list[str]:
     return changes
 
 
-def tell_of_gloo(command: str) -> None:
-    """Lets rank 0 say once that a program's groups are Gloo's, and which command changes that."""
+def tell_of_others(command: Callable[[str], str]) -> None:
+    """Lets rank 0 say once by which ``command`` Gloo is replaced, and an error of NCCL's say it."""
     c10d: Any = import_module("torch.distributed.distributed_c10d")
 
     @functools.cache
     def tell() -> None:
         text = 'the script names the backend "gloo", which is not over MPI; to replace it'
-        print(f"{text}: {command}", file=sys.stderr, flush=True)
+        print(f"{text}: {command('gloo')}", file=sys.stderr, flush=True)
 
     def made(make: Any, *given: Any, **named: Any) -> Any:
-        group, nobody = make(*given, **named), c10d.GroupMember.NON_GROUP_MEMBER
-        if group != nobody and "gloo" in c10d.get_backend_config(group):
+        try:
+            group, nobody = make(*given, **named), c10d.GroupMember.NON_GROUP_MEMBER
+        except Exception as error:
+            if "NCCL" in str(error):
+                error.add_note(f'to replace the backend "nccl": {command("nccl")}')
+            raise
+        is_told = os.environ["RANK"] == "0" and group != nobody
+        if is_told and "gloo" in c10d.get_backend_config(group):
             tell()
         return group
 
-    for name in ("init_process_group", "new_group") if os.environ["RANK"] == "0" else ():
+    for name in ("init_process_group", "new_group"):
         theirs = getattr(c10d, name)
         for owner in (c10d, c10d.torch.distributed):
             setattr(owner, name, functools.wraps(theirs)(functools.partial(made, theirs)))

@@ -19,14 +19,17 @@ def add(submit: argparse.ArgumentParser) -> None:
     submit.description = (
         "Write a job script that needs no other file and give it to SLURM or PBS.  CONFIG is a "
         "job file, an example or a program (train.py), whose arguments stand behind --; without "
-        "CONFIG, they go to python, as in -- -m collectives tune.  Variables MPITRAIN_... and "
+        "CONFIG, -m MODULE stands last, with its arguments.  Variables MPITRAIN_... and "
         "COLLECTIVES_... of this shell are written into the script, too."
     )
     submit.epilog = (
         "examples: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run; "
-        "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3"
+        "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3; "
+        "%(prog)s --nodes 4 -m collectives.torch ddp.py --epochs 3"
     )
     add = submit.add_argument
+    run_as = "run a module as Python's -m does; all words behind it are the module's"
+    add("-m", dest="run_as", nargs=argparse.REMAINDER, default=[], metavar="MODULE", help=run_as)
     add("--scheduler", choices=tuple(scripts.SCHEDULERS), help="the scheduler (slurm)")
     add("--nodes", type=int, help="nodes (2)")
     add("--ranks-per-node", type=int, help="ranks on each node (2)")
@@ -60,7 +63,8 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    back = "times that the job is queued again (20; 0 for a program, which must resume by itself)"
+    back = "times that the job is queued again (20; a program: 0, as it must resume by itself, and "
+    back += "handle SIGUSR1, which it gets two minutes before the limit unless this is 0)"
     add("--restarts", type=count, help=back)
     add(
         "--jobs", type=Path,
@@ -84,22 +88,44 @@ def run(options: argparse.Namespace) -> str:
         scripts.read_scripts(options.jobs), asked, _words(options), settings=_settings(options),
         modules=options.module, before=options.before,
     )  # fmt: skip
+    if told := _of_gpus(options):
+        print(f"mpitrain: {told}", file=sys.stderr)
     return script if options.dry_run else scripts.submit(script, asked.scheduler)
+
+
+def _of_gpus(options: argparse.Namespace) -> str:
+    """A warning where GPUs that are asked for may idle, or a job finds none; empty: none."""
+    given = (*options.directive, options.launch_options, options.constraint, options.partition)
+    asks = options.gpus_per_node > 0 or "gpu" in " ".join(filter(None, given)).lower()
+    job = load(options.config, options.set + options.set_behind) if _is_job(options) else None
+    told = {
+        (True, "cpu"): "GPUs are asked for, and idle: run.device = 'cpu'; --set run.device=cuda",
+        (True, ""): "GPUs are asked for; mpitrain.Trainer uses them with device='cuda' alone",
+        (False, "cuda"): "run.device = 'cuda', and no GPUs are asked for; see --gpus-per-node",
+    }
+    return told.get((asks, job.run.device if job else ""), "")
+
+
+def _is_job(options: argparse.Namespace) -> bool:
+    """Whether ``CONFIG`` is a job, and no program."""
+    return options.config is not None and options.config.suffix != ".py"
 
 
 def _words(options: argparse.Namespace) -> list[str]:
     """The words that ``jobs/again.sh`` runs: a job file, a program, or the words behind ``--``."""
-    behind = list(options.behind)
+    behind = [*(["-m"] if options.run_as else ()), *options.run_as, *options.behind]
+    if options.config is not None and options.run_as:
+        raise ConfigError(f"{options.config} and -m {options.run_as[0]}: give one of both")
     if options.config is None and behind:
         if behind[0] != "-m" or not behind[1:]:
-            raise ConfigError(f"-- {behind[0]}: give the program before --, or -m MODULE behind it")
+            raise ConfigError(f"-- {behind[0]}: give the program before --, or -m MODULE")
         return behind
     if options.config is None:
         raise ConfigError("submit needs a job file or a program; mpitrain submit --help")
     # A path forgets the "./" without which a name such as -x.toml would be an option.
     given = str(options.config)
     named = f"./{given}" if given.startswith("-") else given
-    if options.config.suffix != ".py":
+    if _is_job(options):
         # An impossible job is refused here, before it waits in a queue.
         job = load(options.config, options.set + options.set_behind)
         ranks = options.nodes * options.ranks_per_node
@@ -136,6 +162,6 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "MPITRAIN_MAX_RESTARTS": options.restarts,
     }
     chosen = {name: str(value) for name, value in given.items() if value is not None}
-    is_job = options.config is not None and options.config.suffix != ".py"
-    usual = {"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_MAX_RESTARTS": "20" if is_job else "0"}
+    restarts = "20" if _is_job(options) else "0"
+    usual = {"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_MAX_RESTARTS": restarts}
     return usual | found | chosen

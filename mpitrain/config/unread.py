@@ -8,7 +8,7 @@ clients, keeps keys that it does not read.
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,18 @@ def readers() -> Iterator[tuple[str, str, ReadBy]]:
             for note in getattr(field.type, "__metadata__", ()):
                 if isinstance(note, ReadBy):
                     yield table.name, field.name, note
+
+
+def as_read(job: Config, kinds: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Keys of a job by table; [own] names the parts of ``kinds`` that a program brings instead."""
+    told: dict[str, dict[str, Any]] = msgspec.to_builtins(job)
+    for place, own in _IN_THE_PLACE_OF.items():
+        if kind := attrgetter(own)(job) or kinds.get(own):
+            (table, name), part = place.split("."), own.partition(".")[2]
+            told["own"][part] = kind
+            for key in (name, *(key for of, key, by in readers() if (of, by.key) == (table, name))):
+                told[table].pop(key, None)
+    return told
 
 
 def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:

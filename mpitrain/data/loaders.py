@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Taken:
             log.warning("test_data: tests take all samples, also those that drop_last leaves out")
         if self.order is None:
             return self
-        whole = self.sampler(len(self.data), max(1, self.batch_size), 0)
+        whole = replace(self, drop_last=False).sampler(len(self.data), max(1, self.batch_size), 0)
         chosen = np.sort(np.concatenate(list(whole.batches(0))))
         data = sys.modules["torch"].utils.data.Subset(self.data, chosen.tolist())
         return Taken(data, self.collate)
@@ -134,6 +134,8 @@ def _own_batches(what: str, batches: Any, samples: int) -> dict[str, Any]:
         _expect_undivided(what, one)
     _length(what, batches)
     order = OwnOrder(samples, 1, 0, given=batches, gives_batches=True, indices=samples)
+    if not order.steps_per_epoch:
+        raise DataError(f"{what}: {type(batches).__name__} gives no batch; let batches be smaller")
     most = max(map(len, order.batches(0)))
     return {"order": batches, "gives_batches": True, "drop_last": False, "batch_size": most}
 

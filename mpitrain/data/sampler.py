@@ -158,7 +158,7 @@ class OwnOrder(Sampler):
         Raises:
             DataError: it has two, or :meth:`batches` raises it.
         """
-        first, again = (np.concatenate(list(self.batches(0))).tobytes() for _ in range(2))
+        first, again = (b"".join(one.tobytes() for one in self.batches(0)) for _ in range(2))
         if first != again:
             raise self._wrong(
                 "gives two orders of one epoch, so that ranks and resumed runs would differ; let "

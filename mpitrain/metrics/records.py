@@ -20,7 +20,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         algorithm: all-reduce of the gradients.
         reason: why it was chosen.
         parameters: number of trained numbers.
-        config: the whole job by table and key, defaults included.
+        config: the job by table and key, defaults included; ``own`` names what a program brings.
         date: in UTC, to the second, as ISO 8601 has it.
         devices: device of each rank.
         tokens: tokens of a sample; 0: samples are no lines of tokens, or vary.

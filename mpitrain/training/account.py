@@ -1,5 +1,6 @@
 """Time and traffic of the steps on this rank, and the records of steps, equal on all ranks."""
 
+import os
 import socket
 from collections.abc import Hashable, Mapping, Sequence
 from math import nan
@@ -8,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator, Traffic
@@ -61,8 +63,11 @@ class Account:
         is_uneven = config.parallel.attention == "ring" or parts.grid.layout.rows
         is_server = comm.rank >= comm.size - config.server.ranks
         peers = place.stage, place.context if is_uneven else 0, is_server
-        #: For each rank a value that ranks with the same amount of work share, and its host.
-        self._ranks = comm.allgather((peers, socket.gethostname()))
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        is_crowded = node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
+        node.Free()
+        #: For each rank a value of its amount of work, its host, and whether ranks share cores.
+        self._ranks = comm.allgather((peers, socket.gethostname(), is_crowded))
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
@@ -178,8 +183,9 @@ class Account:
         ``spent``: the sum of :attr:`spent` over the ranks.
         """
         self.spent[...] = 0.0
-        peers, hosts = zip(*self._ranks, strict=True)
-        if (found := slowest(spent.tolist(), peers)) is None:
+        peers, hosts, crowded = zip(*self._ranks, strict=True)
+        found = slowest(spent.tolist(), peers)
+        if found is None or crowded[found[0]]:
             return None
         rank, factor = found
         return Straggler(step, rank, hosts[rank], factor)

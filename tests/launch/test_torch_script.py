@@ -116,6 +116,12 @@ def test_a_script_that_names_gloo_is_told_once_how_to_go_over_mpi(
     assert done.stderr.count(f"collectives.torch --replace gloo {tmp_path}/script.py") == told
 
 
+def test_a_script_that_names_nccl_without_a_gpu_is_told_how_to_go_over_mpi(tmp_path):
+    done = started(tmp_path, '"nccl"', "")
+    assert done.returncode
+    assert f"collectives.torch --replace nccl {tmp_path}/script.py" in done.stderr
+
+
 def test_a_name_that_torch_does_not_know_is_not_replaced(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["collectives.torch", "--replace", "gluu", __file__])
     with pytest.raises(SystemExit) as ended:

@@ -232,5 +232,5 @@ def test_auto_follows_nodes_of_as_many_ranks(monkeypatch, through_slots, tmp_pat
             assert comm.last_plan.algorithm.startswith("hierarchical:local=2")
             assert through_slots
         else:
-            assert "measured on" in comm.last_plan.reason and "cannot" in comm.last_plan.reason
+            assert "in the table" in comm.last_plan.reason and "cannot" in comm.last_plan.reason
             assert comm.last_plan.algorithm == "native"

@@ -248,6 +248,10 @@ def failing(outputs, labels):
         ),
         ({"train_data": torch.utils.data.DataLoader(NUMBERS, 64, drop_last=True)},
          "drop_last leaves all 22 samples out"),
+        ({"train_data": torch.utils.data.DataLoader(
+            NUMBERS, 64, drop_last=True,
+            sampler=torch.utils.data.WeightedRandomSampler([1.0] * 22, 22))},
+         "drop_last leaves all 22 samples out"),
     ],
 )  # fmt: skip
 def test_what_has_no_number_of_one_process_is_refused_on_all_ranks(comm, folder, changed, why):

@@ -49,6 +49,22 @@ def test_it_trains_as_with_a_test(comm, folder, capfd):
     assert "without a test, after" in write_report(folder / "run").read_text()
 
 
+def test_the_start_names_the_programs_own_parts_and_none_of_the_defaults(comm, folder):
+    given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
+    own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+    with without(folder, **given, **own, epochs=1) as trainer:
+        trainer.fit()
+    if comm.rank:
+        return
+    told = read_records(folder / "run" / "metrics.jsonl").start().config
+    assert told["own"]["data"] == "Quadrants" and told["own"]["model"] == "Sequential"
+    assert told["own"]["optimizer"] == "Adam" and told["optim"]["lr"] == 0.01
+    assert not {"name", "momentum", "beta1"} & told["optim"].keys()
+    assert not {"name", "test_fraction"} & told["data"].keys()
+    assert not {"kind", "channels"} & told["model"].keys()
+    assert told["loss"]["name"] == "cross_entropy"
+
+
 def test_classes_are_those_of_the_model(comm, folder):
     given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
     with without(folder, **given, epochs=1) as trainer:

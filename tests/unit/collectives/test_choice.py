@@ -53,7 +53,7 @@ def test_by_size_and_ranks():
     assert chosen(2 << 20, 16).algorithm == "ring"
     assert chosen(4096, 2, memory="shared") == (
         "direct",
-        "4096 bytes in shared memory, 2 ranks: 6.0x native, measured on 2",
+        "4096 bytes in shared memory, 2 ranks: 6.0x native in the table for 2 ranks",
     )
 
 
@@ -88,10 +88,10 @@ def test_what_follows_the_nodes_needs_all_of_them_alike():
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
-        (("Open MPI", "allreduce", 8, 8, 8), "not measured on 8 ranks for so few bytes"),
+        (("Open MPI", "allreduce", 8, 8, 8), "the table for 8 ranks has none for so few bytes"),
         (
             ("Open MPI", "allreduce", 1 << 20, 8, 8, False),
-            "ring, the fastest measured on 8, cannot serve this call",
+            "ring, fastest in the table for 8 ranks, cannot serve it",
         ),
     ],
 )

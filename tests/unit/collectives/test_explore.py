@@ -121,3 +121,11 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, argumen
     assert sentence in told
     assert told.count("\n") == 1
     assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize(("command", "limits"), [("draw", ("32", "128")), ("explore", ("64",))])
+def test_the_help_names_the_largest_number_of_ranks(capsys, command, limits):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert all(f"up to {limit}" in told for limit in limits)

@@ -15,7 +15,7 @@ from collectives.run import record
 from collectives.run.calls import named_bytes
 from collectives.run.program import parse
 from collectives.run.record import CAME, WAITED, Kept, Recorder, Site
-from collectives.run.report import write
+from collectives.run.report import gains, write
 from collectives.run.waits import Ran, costs, finding, sampled
 
 BOTH = CAME | WAITED
@@ -49,6 +49,16 @@ def test_a_profile_that_cannot_be_written_is_printed(tmp_path):
     told = write([ran(9, [Kept(5, 1, 2, 0, BOTH)])], tmp_path / "none" / "profile", 0)
     assert told.startswith("No rank is waited for long")
     assert "No such file or directory; name another file by --profile=FILE" in told
+
+
+@pytest.mark.parametrize("kind", ["", " in shared memory"])
+def test_gains_say_by_which_table_and_what_shared_memory_may_add(monkeypatch, kind):
+    monkeypatch.delenv("COLLECTIVES_TUNING", raising=False)
+    site = Site(0, "Allreduce at x.py:1", calls=1, nbytes=8)
+    site.took["ring", f"8 bytes{kind}, 4 ranks: 1.2x native in the table for 2 ranks"] += 1
+    told = gains([site])
+    assert told.startswith("chosen by the built-in table; nothing was measured")
+    assert ("comm.empty" in told) == (not kind)
 
 
 def ran(whole, kept, **sums):

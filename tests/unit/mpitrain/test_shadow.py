@@ -496,13 +496,15 @@ def test_steps_whose_samples_do_not_count_are_left_out(tmp_path, caplog):
     assert "5 steps are as in plain torch" in told
 
 
-def test_a_warning_says_that_nothing_was_compared(tmp_path, caplog):
+@pytest.mark.filterwarnings("error:Detected call of")
+def test_a_warning_says_that_nothing_was_compared_and_why(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "mpitrain")
     y = torch.where(torch.arange(24)[:, None] % 8 < 4, -1, Y.abs() + 1)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
-    fitted(tmp_path, loss=counted, data=data, shadow=1)
+    schedule = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
+    fitted(tmp_path, loss=counted, data=data, shadow=1, schedule=schedule)
     (told,) = lines(caplog)
-    assert told.startswith("run.shadow: 0 steps are as in plain torch")
+    assert told.startswith("run.shadow: nothing was compared") and "no finite loss" in told
 
 
 def test_a_comparison_that_takes_long_ends_with_a_line(tmp_path, caplog, monkeypatch):

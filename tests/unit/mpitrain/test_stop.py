@@ -28,12 +28,14 @@ def test_an_end_that_is_no_time_is_refused(end):
         pass
 
 
-def test_signals_are_heard_and_given_back():
+def test_signals_are_heard_and_given_back(capfd):
     former = signal.getsignal(signal.SIGUSR1)
     with stop_flag(100.0, environment={}) as flag:
         assert not flag.raised()
+        flag.hint = "go on by --resume"
         os.kill(os.getpid(), signal.SIGUSR1)
         assert flag.raised() and flag.reason == "signal SIGUSR1"
+    assert capfd.readouterr().err == "mpitrain: signal SIGUSR1; go on by --resume\n"
     assert signal.getsignal(signal.SIGUSR1) == former
 
 

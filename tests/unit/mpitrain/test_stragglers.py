@@ -1,8 +1,9 @@
 """Who keeps the others waiting."""
 
+import numpy as np
 import pytest
 
-from mpitrain.training.account import slowest
+from mpitrain.training.account import Account, slowest
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,11 @@ from mpitrain.training.account import slowest
 )
 def test_the_slowest(seconds, peers, found):
     assert slowest(seconds, peers) == found
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_nobody_is_accused_where_ranks_share_cores(shares):
+    account = object.__new__(Account)
+    account.spent = np.zeros(2)
+    account._ranks = [(0, "a", shares), (0, "a", shares)]
+    assert (account.straggler(7, np.array([1.0, 3.0])) is None) == shares

@@ -171,6 +171,8 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
     Path("train.py").write_text("")
     assert "\nset -- train.py --nodes 'a b'\n" in shown(capsys, "train.py", "--", "--nodes", "a b")
     assert "\nset -- -m collectives tune\n" in shown(capsys, "--", "-m", "collectives", "tune")
+    words = ["-m", "collectives.torch", "train.py", "--nodes", "9"]
+    assert f"\nset -- {' '.join(words)}\n" in shown(capsys, "--nodes", "3", *words)
     assert "\nset -- digits --set optim.lr=1 --grace 5\n" in shown(
         capsys, "digits", "--set", "optim.lr=1", "--", "--grace", "5"
     )
@@ -180,7 +182,8 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
         ([], "needs a job file or a program"),
         (["--", "train.py"], "give the program before --"),
         (["--", "-c", "x"], "give the program before --"),
-        (["--", "-m"], "-m MODULE behind it"),
+        (["--", "-m"], "or -m MODULE"),
+        (["digits", "-m", "collectives.torch"], "give one of both"),
         (["digits", "--", "--set", "optim.rate=1"], "optim.rate: unknown key"),
     ):
         assert run(parse(["submit", *words])) == 2
@@ -203,6 +206,25 @@ def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch, s
         lines = [one for one in found if one.endswith((f" {never}", f" {again}"))]
         assert len(lines) == 1 and lines[0].endswith(f" {line}")
         assert ("export MPITRAIN_MAX_RESTARTS=0" in found) == (line == never)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["digits", "--gpus-per-node", "4"], "and idle: run.device = 'cpu'"),
+        (["digits", "--gpus-per-node", "4", "--set", "run.device=cuda"], ""),
+        (["digits", "--set", "run.device=cuda"], "no GPUs are asked for"),
+        (["digits", "--set", "run.device=cuda", "--directive", "gres=gpu:4"], ""),
+        (["train.py", "--gpus-per-node", "4"], "with device='cuda' alone"),
+        (["train.py"], ""),
+    ],
+)
+def test_gpus_that_would_idle_are_told_of(capsys, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert run(parse(["submit", "--dry-run", *words])) == 0
+    err = capsys.readouterr().err
+    assert told in err and bool(told) == bool(err)
 
 
 def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
@@ -393,6 +415,18 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
     assert status == 0 and len(calls) == 2
     assert calls[0].startswith("srun --mpi=pmix --kill-on-bad-exit=1 apptainer exec ")
     assert calls[1] == f"600|{image}{train}"
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("0", 0), ("1", 138)])
+def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path, limit, expected):
+    commands(tmp_path)
+    (tmp_path / "mpiexec").write_text("#!/bin/bash\nsleep 0.3\nkill -USR1 $PPID\nsleep 1\n")
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
+    env |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_MAX_RESTARTS": limit}
+    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; queue_again() {{ :; }}"
+    text += "; come_back x.py"
+    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    assert told.returncode == expected, told
 
 
 @pytest.mark.parametrize("limit", ["x", "9" * 20])

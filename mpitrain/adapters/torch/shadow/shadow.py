@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -91,7 +92,8 @@ class Shadow:
                 self._compared += len(indices) > 0 and self._compare(parts, samples, indices)
                 table, step = parts.rates.table, parts.steps_done
                 if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
-                    self._plain.scheduler.step()
+                    with catch_warnings(action="ignore"):  # without an update that was compared
+                        self._plain.scheduler.step()
             except ConfigError as error:
                 raise type(error)(f"step {self._looks}: {error}") from error
             except Exception as error:  # the program's code may raise anything
@@ -101,8 +103,11 @@ class Shadow:
         self._seconds += perf_counter() - begun
         is_last = self._looks == min(parts.config.run.shadow, parts.total_steps)
         if not self._is_off and (is_last or self._seconds > _SECONDS):
-            say = log.info if self._compared else log.warning  # a rank may have no samples
-            say(
+            if not self._compared:
+                why = "too few samples, or no finite loss" if len(indices) else "no samples"
+                log.warning("run.shadow: nothing was compared with plain torch: rank 0 has %s", why)
+                return self._end()
+            log.info(
                 "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
                 self._compared, " is" if self._compared == 1 else "s are", self._seconds,
                 "" if is_last else "; the others are left out",
