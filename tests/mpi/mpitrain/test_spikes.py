@@ -132,7 +132,7 @@ def test_a_rate_that_is_asked_for_at_a_record_counts_from_the_next_step_on(comm,
     run(comm, config, at=[14], on_record=ask, known=parts)
     steps = records(config).of(Step)
     found = [step.lr / steps[0].lr * 0.5 for step in steps]
-    assert found == pytest.approx([0.5] * 12 + [0.25] + [0.125] * 7)
+    assert found == pytest.approx([0.5] * 12 + [0.25] * 2 + [0.125] * 7)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(comm, folder):
