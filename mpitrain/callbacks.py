@@ -283,11 +283,14 @@ def running(
         if not resumed:
             writer.set_aside()
             by_rank_0(comm, lambda: remove_trace(folder), ConfigError)
-        if resume_hint and comm.rank == 0:
-            parts.stop.hint = f"if it ends now, {resume_hint} goes on from {checkpoints(config)}"
         is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
         with _ended_together(parts, writer, resume_hint), _reports(parts, on_record) as report:
-            yield Callbacks(parts, report, writer, resumed, is_watched=is_watched)
+            try:
+                yield Callbacks(parts, report, writer, resumed, is_watched=is_watched)
+            except KeyboardInterrupt as error:
+                if resume_hint:
+                    error.add_note(f"{resume_hint} goes on from what is in {checkpoints(config)}")
+                raise
 
 
 @contextmanager

@@ -33,12 +33,11 @@ class StopFlag:
 
     Attributes:
         reason: why, or empty.
-        hint: what to do if the launcher kills this rank before it has stopped; a signal prints it.
     """
 
     def __init__(self, deadline: float | None = None, beside: "StopFlag | None" = None) -> None:
         """``deadline``: seconds since the epoch; ``beside``: a flag that raises this one, too."""
-        self.reason = self.hint = ""
+        self.reason = ""
         self._deadline = deadline
         self._beside = beside
 
@@ -53,8 +52,6 @@ class StopFlag:
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Notes a signal."""
         self.reason = f"signal {signal.Signals(number).name}"
-        if self.hint:  # written past Python's buffers, in which the signal may have come
-            os.write(2, f"mpitrain: {self.reason}; {self.hint}\n".encode())
 
 
 @contextmanager

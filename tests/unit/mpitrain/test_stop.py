@@ -6,7 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from mpi4py import MPI
 
+import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.ranks.stop import stop_flag
 
@@ -28,14 +30,12 @@ def test_an_end_that_is_no_time_is_refused(end):
         pass
 
 
-def test_signals_are_heard_and_given_back(capfd):
+def test_signals_are_heard_and_given_back():
     former = signal.getsignal(signal.SIGUSR1)
     with stop_flag(100.0, environment={}) as flag:
         assert not flag.raised()
-        flag.hint = "go on by --resume"
         os.kill(os.getpid(), signal.SIGUSR1)
         assert flag.raised() and flag.reason == "signal SIGUSR1"
-    assert capfd.readouterr().err == "mpitrain: signal SIGUSR1; go on by --resume\n"
     assert signal.getsignal(signal.SIGUSR1) == former
 
 
@@ -46,3 +46,17 @@ def test_a_thread_beside_the_main_one_leaves_signals_alone():
 
     with ThreadPoolExecutor() as threads:
         assert threads.submit(near).result() == (True, signal.getsignal(signal.SIGUSR1))
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    given = {"model": {"kind": "mlp"}, "data": {"name": "digits"}, "dir": str(tmp_path)}
+    with (
+        mpitrain.Trainer(MPI.COMM_SELF, **given) as trainer,
+        pytest.raises(KeyboardInterrupt) as caught,
+    ):
+        trainer.fit(on_record=interrupt)
+    (note,) = caught.value.__notes__
+    assert note == f"fit(resume=True) goes on from what is in {tmp_path}/checkpoints"
