@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from collectives.about import load_mpi_or_exit
 from collectives.commands.arguments import add_ranks, add_virtual, network
 from collectives.run.program import named_profile
 from collectives.virtual import Deadlock, VirtualCluster, end_process, install
@@ -22,6 +23,7 @@ def main() -> int:
     valued = ("-n", "--ranks", "--topology", "--alpha", "--bandwidth", "--slower")
     options = parser.parse_args(named_profile(sys.argv[1:], valued))
     options.program.exists() or parser.error(f"there is no file {options.program}")
+    load_mpi_or_exit(parser)
     install()
     program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
