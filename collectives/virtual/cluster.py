@@ -139,8 +139,24 @@ class VirtualCluster:
     def next(self) -> Rank:
         """The rank that runs now."""
         if self.first() is None:
-            self.lose(Deadlock(report.deadlock(self.ranks)), None)
+            self.lose_all()
         return self.ranks[heappop(self.ready)[1]]
+
+    def looks_only(self, looks: int) -> bool:
+        """Whether no message moves, and each rank that can go on has looked so often in vain."""
+        ready = {self.ranks[entry[1]] for entry in self.ready if self._is_valid(entry)}
+        return not self.steps and all(
+            rank.vain >= looks
+            and not rank.held
+            and all(end <= rank.clock for end, *_ in rank.done)
+            for rank in ready
+        )
+
+    def lose_all(self) -> Deadlock:
+        """Ends all ranks, as none can go on."""
+        error = Deadlock(report.deadlock(self.ranks))
+        self.lose(error, None)
+        return error
 
     def lose(self, error: BaseException, teller: Rank | None) -> None:
         """Ends all ranks: each raises ``error`` where it is."""

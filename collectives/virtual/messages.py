@@ -85,6 +85,13 @@ class MessageEnd(Operation):
         """Whether it receives that message."""
         return self.source in (ANY_SOURCE, send.source) and self.tag in (ANY_TAG, send.tag)
 
+    def lying(self) -> str:
+        """Messages that have come on its communicator, for a receive that takes none of them."""
+        there = [] if self.sends else list(self.context.sends[self.target])
+        members = self.context.members
+        told = [f"rank {members[one.source]} with tag {one.tag}" for one in there]
+        return f"; there lies a message of {', of '.join(dict.fromkeys(told[:4]))}" if told else ""
+
     def _leave(self, now: float) -> None:
         """The whole of a small message leaves, or the header of another."""
         cluster = self.rank.cluster
