@@ -289,14 +289,16 @@ def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
         COMM_WORLD.Recv(message.copy(), 1 - COMM_WORLD.rank)
 
     run(2, partial(program, COMM_WORLD.Send, LARGE[:1000]))
-    for post, message, progress in (
-        (COMM_WORLD.Send, LARGE, False),
-        (COMM_WORLD.Ssend, LARGE[:1000], False),
-        (COMM_WORLD.Send, LARGE[:1000], True),
+    for post, message, options in (
+        (COMM_WORLD.Send, LARGE, {}),
+        (COMM_WORLD.Ssend, LARGE[:1000], {}),
+        (COMM_WORLD.Send, LARGE[:1000], {"async_progress": True}),
+        (COMM_WORLD.Send, LARGE[:0], {"eager": 0}),
+        (COMM_WORLD.Send, LARGE[:1000], {"eager": 999}),
     ):
         told = r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"
         with pytest.raises(Deadlock, match=told):
-            run(2, partial(program, post, message), async_progress=progress)
+            run(2, partial(program, post, message), **options)
 
 
 def test_a_rank_that_polls_wakes_when_a_message_is_there():
