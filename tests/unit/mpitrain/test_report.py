@@ -214,7 +214,7 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     argv = ["schedules", "1f1b", "zero_bubble", "-p", "2", "-m", "3", "-o", str(tmp_path)]
     assert run_offline(parse(argv)) == 0
     out = capsys.readouterr().out
-    assert "bubble 25.0% (formula 25.0%), activations held [2, 1]" in out
+    assert "bubble 25.0% (formula (p-1)/(vm+p-1): 25.0%), activations of stages held [2, 1]" in out
     assert (tmp_path / "zero_bubble.png").exists()
     for flags in (
         "--times 0 0 0",
