@@ -29,13 +29,8 @@ def main() -> int:
     install()
     program = script(options.program, *options.arguments)
     modelled = network(options, options.ranks)
-    cluster = VirtualCluster(
-        options.ranks,
-        modelled,
-        slower=options.slower,
-        async_progress=options.async_progress,
-        eager=options.eager,
-    )
+    moves = {name: getattr(options, name) for name in ("slower", "async_progress", "eager")}
+    cluster = VirtualCluster(options.ranks, modelled, **moves)
     if options.profile:
         from collectives.virtual import profile  # of the MPI that is installed now
 
