@@ -1,5 +1,6 @@
 """Versions of this software and its libraries, for ``--version`` and the records of runs."""
 
+import argparse
 import os
 import platform
 import subprocess
@@ -43,6 +44,14 @@ def load_mpi() -> None:
                 "MPI4PY_LIBMPI=libmpi.so.40, for MPICH make the link of docs/cluster.md"
             )
         raise LaunchError(f"mpi4py finds no MPI library ({reason}): {cure}") from error
+
+
+def load_mpi_or_exit(parser: argparse.ArgumentParser) -> None:
+    """As :func:`load_mpi`; without a library, ends the command with the sentence and status 2."""
+    try:
+        load_mpi()
+    except LaunchError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 def program(package: str) -> str:

@@ -19,15 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     words = given[: given.index("--")] if "--" in given else given
-    if arguments.needs_ranks(words) and any(word.startswith("--virtual") for word in words):
-        options = arguments.parse(given)
-        from collectives.virtual import install
-
-        install()  # before anything is imported that uses MPI
-        from mpitrain.commands import virtual
-
-        return virtual.run(given, options)
-    if arguments.needs_ranks(given):
+    is_virtual = any(word.startswith("--virtual") for word in words)
+    options = arguments.parse(given) if is_virtual and arguments.needs_ranks(words) else None
+    if options or arguments.needs_ranks(given):
         try:
             load_mpi()
         except LaunchError as error:
@@ -35,6 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.parse(given)
             print(f"mpitrain: {error}", file=sys.stderr)
             return 2
+        if options:
+            from collectives.virtual import install
+
+            install()  # before anything is imported that uses MPI
+            from mpitrain.commands import virtual
+
+            return virtual.run(given, options)
         from mpitrain.commands import ranks
 
         return ranks.run(given)

@@ -97,6 +97,7 @@ class Callbacks:
             for name in ("comm_share", "wait_share", "read_share"):
                 self._sums[name] += record.seconds * getattr(record, name)
             self._sums["steps"] += 1
+            self._sums["pulled"] += record.served.pulled_bytes if record.served else 0
         self._has_told = True
         self._report(record)
         if self._parts.spikes and isinstance(record, Step):
@@ -245,6 +246,7 @@ class Callbacks:
             sent_bytes=sums["sent_bytes"] / steps,
             shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
+            server_bytes=sums["pulled"] / steps / max(1, parts.config.server.ranks),
             ended=self.ended() or f"all {parts.total_steps} steps are done",
             step_s=seconds / steps,
             save_s=sums["saving"] / max(1, sums["saved"]),

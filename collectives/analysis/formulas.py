@@ -53,7 +53,7 @@ FORMULAS = (
         "ring",
         _SHARDS,
         _in_shards(lambda p: p - 1),
-        difference="Rodriguez's 'AllReduce-Ring' is what we call direct",
+        difference="Rodriguez's 'AllReduce-Ring' is not this ring but our direct",
     ),
     Formula(
         "direct",

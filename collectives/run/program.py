@@ -91,6 +91,12 @@ def main(given: Sequence[str]) -> int:
         except KeyboardInterrupt:
             traceback.print_exc()
             raise SystemExit(128 + signal.SIGINT) from None
+        except (ImportError, RuntimeError):
+            if "mpi4py" in sys.modules and "mpi4py.MPI" not in sys.modules:
+                from collectives.about import load_mpi_or_exit
+
+                load_mpi_or_exit(parser)
+            raise
     return 0
 
 

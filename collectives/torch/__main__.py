@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from collectives.about import load_mpi_or_exit
 from collectives.run.program import parse, run_program
 
 
@@ -22,6 +23,7 @@ def main() -> None:
         import torch  # noqa: F401
     except ImportError:
         parser.error("PyTorch is not installed; pip install torch brings it")
+    load_mpi_or_exit(parser)
     from mpi4py import MPI
 
     from collectives.errors import LaunchError

@@ -31,6 +31,8 @@ class VirtualCluster:
             :meth:`Rank.compute` says.
         slower: factor on that time.
         async_progress: whether messages move while ranks compute, once their receives are posted.
+        eager: bytes of the longest message that leaves with its post, as over TCP in Open MPI; 0:
+            each waits for its receive.
         ready: ranks that can go on, as (clock, number, turn), a heap.
         steps: next moves of messages, as (time, number, rank, move), a heap; see :meth:`within`.
         begin: takes generators of random numbers to where all ranks find them at first.
@@ -46,9 +48,11 @@ class VirtualCluster:
         measures: bool = True,
         slower: float = 1.0,
         async_progress: bool = False,
+        eager: int = 65536,
     ) -> None:
         self.links = Links(network)
-        self.measures, self.slower, self.async_progress = measures, slower, async_progress
+        self.measures, self.slower = measures, slower
+        self.async_progress, self.eager = async_progress, eager
         self.ranks = [Rank(self, number) for number in range(size)]
         self.ready = [(0.0, number, 0) for number in range(1, size)]
         self.steps: list[tuple[float, int, Rank, Callable[[float], None]]] = []
@@ -139,8 +143,22 @@ class VirtualCluster:
     def next(self) -> Rank:
         """The rank that runs now."""
         if self.first() is None:
-            self.lose(Deadlock(report.deadlock(self.ranks)), None)
+            self.lose_all()
         return self.ranks[heappop(self.ready)[1]]
+
+    def looks_only(self, looks: int) -> bool:
+        """Whether no message moves, and each rank that can go on has looked so often in vain."""
+        ready = {self.ranks[entry[1]] for entry in self.ready if self._is_valid(entry)}
+        return not self.steps and all(
+            rank.vain >= looks and not rank.held and all(end <= rank.clock for end, *_ in rank.done)
+            for rank in ready
+        )
+
+    def lose_all(self) -> Deadlock:
+        """Ends all ranks, as none can go on."""
+        error = Deadlock(report.deadlock(self.ranks))
+        self.lose(error, None)
+        return error
 
     def lose(self, error: BaseException, teller: Rank | None) -> None:
         """Ends all ranks: each raises ``error`` where it is."""

@@ -67,7 +67,7 @@ def _replace_clock() -> None:
     """A thread that is a rank sees its rank's clock, and sleeps on it."""
 
     def clock(of: Callable[[], float]) -> Callable[[], float]:
-        return lambda: of() if (rank := getattr(HERE, "rank", None)) is None else rank.now()
+        return lambda: of() if (rank := getattr(HERE, "rank", None)) is None else rank.read()
 
     time.perf_counter, time.monotonic = clock(time.perf_counter), clock(time.monotonic)
     time.perf_counter_ns = lambda: round(1e9 * time.perf_counter())

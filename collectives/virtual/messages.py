@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collectives.virtual.context import Context
 
 ANY_SOURCE, ANY_TAG = library.ANY_SOURCE, library.ANY_TAG
-#: Bytes of the longest message that leaves with its post, as over TCP in Open MPI.
-EAGER = 65536
 #: Bytes that a socket takes at once and sends while its rank computes: the most of Linux.
 BUFFER = 4 << 20
 
@@ -62,7 +60,9 @@ class MessageEnd(Operation):
         self.source, self.target, self.tag = source, target, tag
         self.nbytes = 0 if data is None else len(data)
         self.is_cancelled = False
-        self.is_eager = sends and self.nbytes <= EAGER and not self.rank.cluster.async_progress
+        cluster = self.rank.cluster
+        is_short = self.nbytes <= cluster.eager and cluster.eager > 0
+        self.is_eager = sends and is_short and not cluster.async_progress
 
     def post(self) -> "MessageEnd":
         now = self.rank.arrive()
@@ -84,6 +84,13 @@ class MessageEnd(Operation):
     def takes(self, send: "MessageEnd") -> bool:
         """Whether it receives that message."""
         return self.source in (ANY_SOURCE, send.source) and self.tag in (ANY_TAG, send.tag)
+
+    def lying(self) -> str:
+        """Messages that have come on its communicator, for a receive that takes none of them."""
+        there = [] if self.sends else list(self.context.sends[self.target])
+        members = self.context.members
+        told = [f"rank {members[one.source]} with tag {one.tag}" for one in there]
+        return f"; there lies a message of {', of '.join(dict.fromkeys(told[:4]))}" if told else ""
 
     def _leave(self, now: float) -> None:
         """The whole of a small message leaves, or the header of another."""

@@ -123,7 +123,7 @@ class VirtualMessages(Handled):
             if wanted.takes(send):
                 send.tell(status)
                 return send
-        here().look()
+        here().look(wanted)
         return None
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> bool:

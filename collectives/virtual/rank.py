@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a look at a message costs that is not there yet.
 _LOOK_S = 1e-7
+#: Looks in vain after which a rank that has done nothing else counts as one that waits.
+_VAIN = 10_000
 
 
 class Deadlock(BaseException):
@@ -52,6 +54,10 @@ class Operation:
     def wait(self) -> None:
         here().wait(self)
 
+    def lying(self) -> str:
+        """What lies there that it does not take."""
+        return ""
+
 
 @dataclass(eq=False)
 class Rank:
@@ -66,6 +72,8 @@ class Rank:
         held: steps of messages that have come while it computed, and wait for its next call.
         plans: collectives under way; any call of MPI's that looks or waits moves them on.
         waits: the operation that it waits for; ``None``: for any, or it runs.
+        vain: how often it has looked in vain since it did anything else but sleep.
+        looked: the operation that it has looked at last.
         state: ``"ready"``, ``"waits"`` (within a call) or ``"ended"``.
         turn: how often it has been called; an entry of an earlier turn is void.
         alone: messages and collectives of this rank alone, as ``world`` of the cluster for all.
@@ -82,6 +90,8 @@ class Rank:
     held: deque[Callable[[float], None]] = field(default_factory=deque)
     plans: list[Any] = field(default_factory=list)
     waits: Operation | None = None
+    vain: int = 0
+    looked: Operation | None = None
     state: str = "ready"
     turn: int = 0
     thread: threading.Thread | None = None
@@ -110,6 +120,11 @@ class Rank:
             self.cpu = cpu
         return self.clock
 
+    def read(self) -> float:
+        """The clock, for a program that may look for a message until a time."""
+        self.vain = 0
+        return self.now()
+
     def all_s(self) -> float:
         """Seconds since the last look at the clock, in which this thread did the work of all."""
         before, self.cpu = self.cpu, time.thread_time()
@@ -117,6 +132,10 @@ class Rank:
 
     def arrive(self) -> float:
         """Lets all ranks of earlier clocks run first; the clock, which is then the least."""
+        self.vain, self.looked = 0, None
+        return self._arrive()
+
+    def _arrive(self) -> float:
         now = self.now()
         if self.cluster.lost is not None:
             raise self.cluster.lost
@@ -136,7 +155,7 @@ class Rank:
                 self.plans = [plan for plan in self.plans if not plan.Test()]
             finally:
                 self._moves = False
-        now = self.arrive()
+        now = self._arrive()
         while self.held:
             self.held.popleft()(now)
         return now
@@ -148,10 +167,17 @@ class Rank:
         self._leave(until)
         self.clock = until
 
-    def look(self) -> None:
-        """Pays for a look at something that is not there."""
+    def look(self, which: Operation | None) -> None:
+        """Pays for a look at something that is not there.
+
+        Raises:
+            Deadlock: all ranks wait or look, and nothing can come.
+        """
         self.clock += _LOOK_S
         self.spent["waiting"] += _LOOK_S
+        self.vain, self.looked = self.vain + 1, which
+        if self.vain % _VAIN == 0 and self.cluster.looks_only(_VAIN):
+            raise self.cluster.lose_all()
 
     def idle(self, meant: Operation | None = None) -> None:
         """Waits until any of its operations ends, or a message for it is there.
@@ -184,6 +210,7 @@ class Rank:
 
     def note(self, end: float, which: Operation) -> None:
         """An operation of this rank will end, or a message for it is there."""
+        self.vain = 0
         self._noted += 1
         if len(self.done) > 4096:  # a rank that never idles never looks at these
             self.done = [one for one in self.done if one[0] > self.clock]

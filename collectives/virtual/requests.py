@@ -220,7 +220,7 @@ class VirtualRequest(Handled):
     def _is_done(self, now: float) -> bool:
         if self.running is None or self.running.is_done(now):
             return True
-        here().look()
+        here().look(self.running)
         return False
 
     def _stop(self) -> None:

@@ -1,6 +1,7 @@
 """Several runs in one table: their differing settings and their results."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from mpitrain.config import by_key
 from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import Start, Step, Summary
 from mpitrain.metrics.words import measured
+from mpitrain.pipeline.draw import figure
 
 #: No column is shortened: runs of several jobs differ in many settings.
 _WIDTH = 10_000
 
 
-def compare(folder: Path) -> str:
+def compare(folder: Path, plot: Path | None = None) -> str:
     """A table of the runs in a folder, the best test loss first, and why others are not in it.
+
+    ``plot``: a file for a picture of their losses.
 
     Raises:
         ValueError: there is no run that can be read.
@@ -32,6 +36,8 @@ def compare(folder: Path) -> str:
             refused.append(str(error))
     if not runs:
         raise ValueError("; ".join(refused) or f"{folder} has no runs: folders with metrics.jsonl")
+    if plot:
+        _draw({name: log.of(Step) for name, (_, log) in runs.items()}, plot)
     keys = {key for settings, _ in runs.values() for key in settings} - {"run.dir"}
     differing = sorted(k for k in keys if len({str(s.get(k)) for s, _ in runs.values()}) > 1)
     table = Table(box=None)
@@ -53,6 +59,17 @@ def compare(folder: Path) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get() + "".join(f"left out: {reason}\n" for reason in refused)
+
+
+def _draw(runs: Mapping[str, Sequence[Step]], path: Path) -> None:
+    """Draw the losses of training by step."""
+    drawn = figure(figsize=(8, 4.5))
+    axes = drawn.subplots()
+    for name, steps in runs.items():
+        axes.plot([one.step for one in steps], [one.loss for one in steps], label=name)
+    axes.set(xlabel="step", ylabel="loss in training")
+    axes.legend()
+    drawn.savefig(path, dpi=150)
 
 
 def _settings(start: Start) -> dict[str, Any]:

@@ -87,7 +87,10 @@ def _add_runs(commands: "Commands") -> None:
     text = "show the runs of a folder in one table, best first"
     parser = commands.add_parser("compare", help=text)
     parser.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
-    parser.set_defaults(act=lambda options: print(extras.compare(options.runs), end=""))
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw their losses, as PNG or SVG"
+    )
+    parser.set_defaults(act=lambda given: print(extras.compare(given.runs, given.plot), end=""))
     text = "list the example jobs that come with the package"
     commands.add_parser("examples", help=text).set_defaults(act=examples)
     parser = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")

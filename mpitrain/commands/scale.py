@@ -142,6 +142,10 @@ def run(options: argparse.Namespace) -> None:
             values = zip(msgspec.structs.astuple(found[-1]), _COLUMNS.values(), strict=True)
             cells = ["-" if isnan(value) else digits(value * factor) for value, factor in values]
             print(" ".join(f"{cell:>11}" for cell in cells[:columns]), flush=True)
+    if any(size.serial > 1 for size in found):
+        print(
+            "serial% above 100: communication, which grows, makes this job slower on more workers"
+        )
     if options.plot:
         _draw(found, options.plot)
 
@@ -249,5 +253,8 @@ def _draw(found: Sequence[Size], path: Path) -> None:
     drawn, workers = figure(figsize=(8, 3.4)), [one.workers for one in found]
     for axes, name in zip(drawn.subplots(1, 2), ("speedup", "efficiency"), strict=True):
         axes.plot(workers, [getattr(one, name) for one in found], marker="o")
+        ideal = [one / workers[0] if name == "speedup" else 1 for one in workers]
+        axes.plot(workers, ideal, "--", color="grey", label="ideal")
+        axes.legend()
         axes.set(xlabel="workers", ylabel=name, ylim=(0, None))
     drawn.savefig(path, dpi=150)

@@ -78,10 +78,12 @@ def schedules(options: argparse.Namespace) -> None:
         # In a V, the formula is of equal passes, and of enough micro-batches.
         is_claimed = schedule.placement is loop or (m >= 2 * p and len(set(options.times)) == 1)
         if is_claimed and max(pipeline.replicas) == 1:
-            formula = f" (formula {schedule.bubble(p, m, pipeline.chunks, *options.times):.1%})"
+            share = schedule.bubble(p, m, pipeline.chunks, *options.times)
+            formula = f" (formula {schedule.bubble.__doc__}: {share:.1%})"
         print(f"{schedule.name}: {schedule.description}")
         print(
-            f"  bubble {found.bubble:.1%}{formula}, activations held "
+            f"  bubble {found.bubble:.1%}{formula}, activations of "
+            f"{'chunks' if pipeline.chunks > 1 else 'stages'} held "
             f"{[report.held[place] for place in pipeline.places()]}, oldest weights "
             f"{max(report.staleness.values())} updates"
         )

@@ -67,6 +67,7 @@ def _tell(cluster: VirtualCluster, folder: Path, where: str) -> None:
     step = f"a step takes {digits(1e3 * median(seconds))} ms" if seconds else "no step"
     print(f"{len(cluster.ranks)} virtual ranks on {where}: {step}")
     print(cluster.table())
+    print("shares of all the run, tests too; the reduction above has packing and waits in it")
     try:
         print(write_report(folder))
     except ImportError as error:

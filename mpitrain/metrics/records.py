@@ -339,6 +339,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
         step_s, save_s: seconds of a step, and of writing a checkpoint, mean over those of the run.
         mtbf: ``checkpoint.mtbf``.
+        server_bytes: bytes that a server sent in a step, mean over all.
     """
 
     test_loss: float
@@ -358,6 +359,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     step_s: float = 0.0
     save_s: float = 0.0
     mtbf: float = 0.0
+    server_bytes: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -391,7 +393,8 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         if not moved or not self.dense_bytes:
             return ""
         dense = in_words(self.dense_bytes)
-        return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
+        server = f", a server {in_words(self.server_bytes)}" if self.server_bytes else ""
+        return f"; a rank sends {in_words(moved)} a step on average{server} (a dense sum: {dense})"
 
 
 Record = (

@@ -60,7 +60,7 @@ class CodedSum(Phased):
         self.owner_residual: Residual | None = None
         self._coded = self._sum() if packed.coded.array.size else None
         self.algorithm = self._coded.algorithm if self._coded else str(how.codec)
-        self.reason = f"{packed.share:.0%} of elements"
+        self.reason = f"for {packed.share:.0%} of the elements"
         self._rest = packed.bind_rest(comm)
         self._dense = run.dense.bind(summand) if how.table.start and not run.anew else None
         super().__init__(comm, [])

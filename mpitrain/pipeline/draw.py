@@ -41,15 +41,18 @@ def place_name(place: StageReplica, pipeline: Pipeline) -> str:
 
 
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
-    """One line a rank; a forward pass of micro-batch 3 is ``F3``, a column is ``unit`` seconds."""
-    width = 1 + len(str(pipeline.micro_batches - 1))
+    """One line a rank; a forward pass of micro-batch 3 is ``F3``, ``F3.1`` that of chunk 1; a
+    column is ``unit`` seconds."""
+    is_cut = pipeline.chunks > 1
+    width = 1 + len(str(pipeline.micro_batches - 1)) + is_cut * (1 + len(str(pipeline.chunks - 1)))
     columns = round(simulation.seconds / unit)
     lines = []
     for place, blocks in by_place(simulation, pipeline).items():
         cells = ["." * width] * columns
         for block in blocks:
             if not isinstance(block.action, Update):
-                name = f"{block.action.letter}{block.action.micro_batch}"
+                action = block.action
+                name = f"{action.letter}{action.micro_batch}" + f".{action.chunk}" * is_cut
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)
         lines.append(f"{'stage ' + place_name(place, pipeline):>10} {' '.join(cells)}")

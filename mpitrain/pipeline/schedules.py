@@ -43,7 +43,8 @@ class PipelineSchedule:
         placement: stage of each piece.
         synchronous: whether the only update is at the end of a run.
         held: most activations of chunks that a stage holds.
-        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.
+        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.  Its
+            docstring is the formula, for v chunks.
     """
 
     name: str
@@ -76,10 +77,12 @@ def _idle_share(idle: float, m: int, passes: float) -> float:
 
 
 def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+    """(p-1)/(vm+p-1)"""
     return (p - 1) / (v * m + p - 1)
 
 
 def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+    """i/(i+m(F+I+W)), i = (p-1)(F+I-W)"""
     return _idle_share((p - 1) * (f + b - w), m, f + b + w)
 
 
@@ -236,6 +239,7 @@ def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Rule
     """
 
     def bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+        """i/(i+3m), i the idle time of docs/parallelism.md"""
         return _idle_share(idle(p) * (f + b + w) / 3, m, f + b + w)
 
     return _published(name, held, bubble, chunks=2, placement=vee)

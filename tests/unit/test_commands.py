@@ -130,7 +130,14 @@ def test_version_starts_no_mpi(package):
 
 @pytest.mark.parametrize(
     "words",
-    [("mpitrain", "doctor"), ("collectives", "bench", "allreduce"), ("collectives", "tune")],
+    [
+        ("mpitrain", "doctor"),
+        ("mpitrain", "train", "digits", "--virtual", "2"),
+        ("collectives", "bench", "allreduce"),
+        ("collectives", "tune"),
+        ("collectives", "run", "-m", "mpi4py.bench", "helloworld"),
+        ("collectives.virtual", "-n", "2", __file__),
+    ],
 )
 def test_without_an_mpi_library_one_sentence_names_the_cure(words):
     told = started(*words, MPI4PY_LIBMPI="/nowhere/libmpi.so")

@@ -40,7 +40,7 @@ def workers(comm, dtype=np.float64, summation=None):
         gradients=gradients,
         pieces=[Piece(0, parameters, gradients, "data")],
         state=[{"velocity": velocity}],
-        counted=[slice(0, arena.size)],
+        owned=[slice(0, arena.size)],
         summation=summation or Dense,
         dense=Dense(),
     )

@@ -20,6 +20,7 @@ from collectives.execution.transport.mpi import MPITransport
 from collectives.virtual import Deadlock, VirtualCluster, here
 from collectives.virtual.messages import BUFFER
 from collectives.virtual.mpi import COMM_WORLD
+from collectives.virtual.requests import VirtualRequest
 
 PORT = LinkCost(2e-6, 1e-9)
 
@@ -288,14 +289,16 @@ def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
         COMM_WORLD.Recv(message.copy(), 1 - COMM_WORLD.rank)
 
     run(2, partial(program, COMM_WORLD.Send, LARGE[:1000]))
-    for post, message, progress in (
-        (COMM_WORLD.Send, LARGE, False),
-        (COMM_WORLD.Ssend, LARGE[:1000], False),
-        (COMM_WORLD.Send, LARGE[:1000], True),
+    for post, message, options in (
+        (COMM_WORLD.Send, LARGE, {}),
+        (COMM_WORLD.Ssend, LARGE[:1000], {}),
+        (COMM_WORLD.Send, LARGE[:1000], {"async_progress": True}),
+        (COMM_WORLD.Send, LARGE[:0], {"eager": 0}),
+        (COMM_WORLD.Send, LARGE[:1000], {"eager": 999}),
     ):
         told = r"rank 1 sends to rank 0 \(tag 0\), and waits for rank 0"
         with pytest.raises(Deadlock, match=told):
-            run(2, partial(program, post, message), async_progress=progress)
+            run(2, partial(program, post, message), **options)
 
 
 def test_a_rank_that_polls_wakes_when_a_message_is_there():
@@ -330,6 +333,53 @@ def test_a_deadlock_says_who_waits_for_whom():
     assert "rank 2 sends to rank 0 (tag 0), and waits for rank 0, at " in text
     assert "rank 3 is in a barrier, and waits for ranks 0, 1, 2, at " in text
     assert f"{__file__}:" in text
+
+
+@pytest.mark.parametrize(("looks", "pause"), [("Test", 0), ("Testall", 1e-3), ("Iprobe", 0)])
+def test_ranks_that_look_for_what_cannot_come_are_told_as_if_they_waited(looks, pause):
+    def program():
+        rank = COMM_WORLD.rank
+        if rank == 2:
+            COMM_WORLD.Recv(np.zeros(1), 0, tag=9)
+        request = COMM_WORLD.Irecv(np.zeros(1), 1 - rank, tag=5)
+        look = {
+            "Test": request.Test,
+            "Testall": lambda: VirtualRequest.Testall([request]),
+            "Iprobe": lambda: COMM_WORLD.Iprobe(1 - rank, tag=5),
+        }[looks]
+        while not look():
+            here().sleep(pause)
+
+    with pytest.raises(Deadlock) as told:
+        run(3, program)
+    assert "rank 0 receives from rank 1 (tag 5), and polls for rank 1, at " in str(told.value)
+    assert "rank 2 receives from rank 0 (tag 9), and waits for rank 0, at " in str(told.value)
+
+
+def test_a_rank_looks_until_a_late_message_comes():
+    def program():
+        if COMM_WORLD.rank:
+            here().compute(0.02)
+            COMM_WORLD.Send(LARGE, 0)
+            return None
+        request, looks = COMM_WORLD.Irecv(LARGE.copy(), 1), 0
+        while not request.Test():
+            looks += 1
+        return looks
+
+    assert run(2, program)[1][0] > 100_000
+
+
+def test_a_deadlock_names_messages_that_nobody_takes():
+    def program():
+        if COMM_WORLD.rank:
+            COMM_WORLD.send("other", 0, tag=6)
+        else:
+            COMM_WORLD.recv(source=1, tag=5)
+
+    told = r"tag 5\), and waits for rank 1, at .*; there lies a message of rank 1 with tag 6"
+    with pytest.raises(Deadlock, match=told):
+        run(2, program)
 
 
 def test_an_error_of_one_rank_ends_all():

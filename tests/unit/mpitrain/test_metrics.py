@@ -322,6 +322,12 @@ def test_a_summary_advises_on_checkpoints():
     assert "loses least" not in str(replace(summary, mtbf=0.0))
 
 
+def test_a_summary_says_what_a_server_sends():
+    summary = Summary(0.5, 2, "one", "asked", 1e3, 0.25, sent_bytes=1e5, dense_bytes=1e5)
+    assert "a rank sends 100 kB a step on average (" in str(summary)
+    assert "on average, a server 300 kB (" in str(replace(summary, server_bytes=3e5))
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_records_of_a_file_that_is_gone_are_not_lost_in_silence(tmp_path, is_replaced):
     path = tmp_path / "metrics.jsonl"

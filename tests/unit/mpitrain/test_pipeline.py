@@ -206,6 +206,9 @@ def test_text_and_picture(tmp_path):
         "   stage 0 F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2".replace(".. .. B0", ".. .. B0"),
         "   stage 1 .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",
     ]
+    cut = SCHEDULES["interleaved"].pipeline((1, 1), 2, 2)
+    found_cut = simulate(SCHEDULES["interleaved"].generate, cut, PassTimes(1, 1, 1))
+    assert "F0.0 F1.0 F0.1 F1.1" in draw.text(found_cut, cut, 0.5)
     rows = [
         (f"stage {stage}", [b for b in found.blocks if b.place[0] == stage]) for stage in (0, 1)
     ]

@@ -210,11 +210,20 @@ def test_a_continued_run_keeps_what_it_reported(folder):
     assert '"loss":9.0' in lines[-1]
 
 
+def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name)
+    assert run_offline(parse(["compare", str(tmp_path), "--plot", str(tmp_path / "a.svg")])) == 0
+    assert "test loss" in capsys.readouterr().out
+    assert (tmp_path / "a.svg").exists()
+
+
 def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     argv = ["schedules", "1f1b", "zero_bubble", "-p", "2", "-m", "3", "-o", str(tmp_path)]
     assert run_offline(parse(argv)) == 0
     out = capsys.readouterr().out
-    assert "bubble 25.0% (formula 25.0%), activations held [2, 1]" in out
+    assert "bubble 25.0% (formula (p-1)/(vm+p-1): 25.0%), activations of stages held [2, 1]" in out
     assert (tmp_path / "zero_bubble.png").exists()
     for flags in (
         "--times 0 0 0",

@@ -84,6 +84,14 @@ def test_rows_are_written_before_a_larger_size_fails(tmp_path, monkeypatch):
     assert [row.name for row in tmp_path.iterdir()] == ["rows.json"]
 
 
+def test_a_job_that_workers_slow_down_has_no_serial_share(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "mpitrain.commands.scale.trained", lambda job, ranks, *_: log(ranks, [(ranks, 1.0)] * 3)
+    )
+    assert main(["scale", "digits_mlp", "-n", "1,2"]) == 0
+    assert "serial% above 100: communication" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("goal", ["loss=nan", "loss", "loss=x", "loss=inf"])
 def test_a_goal_is_a_finite_number(goal, capsys):
     with pytest.raises(SystemExit):
