@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator, Traffic
@@ -63,11 +62,13 @@ class Account:
         is_uneven = config.parallel.attention == "ring" or parts.grid.layout.rows
         is_server = comm.rank >= comm.size - config.server.ranks
         peers = place.stage, place.context if is_uneven else 0, is_server
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        is_crowded = node.size > len(set().union(*node.allgather(os.sched_getaffinity(0))))
-        node.Free()
+        told = comm.allgather((peers, socket.gethostname(), os.sched_getaffinity(0)))
+        cores: dict[str, list[set[int]]] = {}
+        for _, host, own in told:
+            cores.setdefault(host, []).append(own)
+        crowded = {host: len(every) > len(set().union(*every)) for host, every in cores.items()}
         #: For each rank a value of its amount of work, its host, and whether ranks share cores.
-        self._ranks = comm.allgather((peers, socket.gethostname(), is_crowded))
+        self._ranks = [(kind, host, crowded[host]) for kind, host, _ in told]
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
