@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,9 @@ def test_the_core_imports_no_extra():
 
 
 def test_every_extra_is_there():
-    assert all(callable(extra.load()) for extra in EXTRAS)
+    has_torch = find_spec("torch") is not None
+    here = [extra for extra in EXTRAS if has_torch or "torch" not in extra.where]
+    assert all(callable(extra.load()) for extra in here)
 
 
 def test_threads_load_an_extra_once_it_is_whole(tmp_path, monkeypatch):
