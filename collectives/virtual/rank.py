@@ -55,7 +55,7 @@ class Operation:
         here().wait(self)
 
     def lying(self) -> str:
-        """What lies there that it does not take."""
+        """Messages that have come and that it does not take, in words; empty: none."""
         return ""
 
 
