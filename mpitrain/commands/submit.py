@@ -29,13 +29,15 @@ _WANTED = {
     _PBS_NAME: "PBS wants a letter, then letters, digits and . _ + -, at most 230",
     _CHUNK: "PBS wants resources of a chunk, as system=polaris, with : between them",
 }
-#: Lines of the scripts that read another file; the text of that file takes their place.
-_SOURCE = re.compile(r'^\. .*/([\w-]+\.sh)"?$', re.MULTILINE)
-_SITE = re.compile(r"^\[ -z .*/sites/\$MPITRAIN_SITE\.sh\"$", re.MULTILINE)
+#: Lines of the scripts that read another file, some of them only where a variable is set; the text
+#: of that file takes their place.
+_SOURCE = re.compile(
+    r'^(?:\[ -z "\$\{(\w+):-\}" \] \|\| )?\. .*(?:/jobs|"\))/([\w$/-]+\.sh)"\n', re.MULTILINE
+)
 #: Variables without which the file of a site fails.
-_NEEDED = re.compile(r"\$\{(\w+):\?")
+_NEEDED = re.compile(r"\$\{([A-Z]\w+):\?")
 #: Hints of shellcheck for files that the script no longer reads.
-_HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
+_HINT = re.compile(r"^# shellcheck (?:shell=|source=|disable=SC(?:2034|2154)).*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +218,7 @@ def render(
         ConfigError: there is no such site, or a word of the command is not valid.
     """
     pattern = SCHEDULERS[asked.scheduler][0]
-    site = _site(files, settings)
-    text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[pattern])
-    text = _HINT.sub("", _SITE.sub(lambda _: site, text))
+    text = _HINT.sub("", _joined(files[pattern], files, settings))
     if settings.get("MPITRAIN_MAX_RESTARTS") == "0":  # the scheduler itself brings it back no more
         text = text.replace("#SBATCH --requeue", "#SBATCH --no-requeue")
         text = text.replace("#PBS -r y", "#PBS -r n")
@@ -246,17 +246,23 @@ def render(
     return "\n".join([*done[: last + 1], *added, *first, *done[last + 1 :], ""])
 
 
-def _site(files: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    name = settings.get("MPITRAIN_SITE", "")
-    if not name:
-        return ""
-    sites = {Path(path).stem: text for path, text in files.items() if path.startswith("sites/")}
-    if name not in sites:
-        raise ConfigError(f"--site {name!r}: there are {', '.join(sites)}")
-    missing = [one for one in _NEEDED.findall(sites[name]) if not settings.get(one)]
-    if missing:
-        raise ConfigError(f"--site {name}: set {missing[0]}, as jobs/sites/{name}.sh says")
-    return sites[name].rstrip("\n")
+def _joined(text: str, files: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """A script with the files that it reads under these settings, and those that they read."""
+
+    def file(found: re.Match[str]) -> str:
+        if found[1] and not settings.get(found[1]):
+            return ""
+        name = found[2].replace("$MPITRAIN_SITE", settings.get("MPITRAIN_SITE", ""))
+        if name not in files:
+            sites = ", ".join(Path(path).stem for path in files if path.startswith("sites/"))
+            fix = f"--site takes {sites}" if found[1] else "--jobs names another folder"
+            raise ConfigError(f"jobs/{name}: no such file; {fix}")
+        missing = [one for one in _NEEDED.findall(files[name]) if not settings.get(one)]
+        if missing:
+            raise ConfigError(f"--site {Path(name).stem}: set {missing[0]}, as jobs/{name} says")
+        return ("" if found[1] else "\n") + _joined(files[name], files, settings)
+
+    return _SOURCE.sub(file, text)
 
 
 def _loads(modules: Sequence[str]) -> list[str]:
@@ -298,11 +304,11 @@ def read_scripts(folder: Path | None) -> dict[str, str]:
     """
     here = Path("jobs")
     jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())
-    needed = ("train.sbatch", "train.pbs", "launch.sh", "again.sh")
+    needed = [pattern for pattern, _ in SCHEDULERS.values()]
+    read = [jobs / name for name in needed]
+    read += sorted((*jobs.glob("*.sh"), *jobs.glob("sites/*.sh")))
     try:
-        found = {name: (jobs / name).read_text() for name in needed}
-        sites = sorted((jobs / "sites").glob("*.sh"))
-        return found | {f"sites/{path.name}": path.read_text() for path in sites}
+        return {str(path.relative_to(jobs)): path.read_text() for path in read}
     except OSError as error:
         raise ConfigError(
             f"{error.filename}: {error.strerror}; --jobs names a folder with {', '.join(needed)}, "

@@ -1,6 +1,7 @@
 """Job scripts as they are rendered."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ launch() { printf '%s\\n' "$@"; }
 """,
     "sites/here.sh": "# shellcheck shell=bash\nexport FAST=${FAST:-yes}\n",
 }
-PBS = {**FILES, "train.pbs": (ROOT / "jobs/train.pbs").read_text(), "again.sh": ""}
+PBS = {**FILES, "train.pbs": (ROOT / "jobs/train.pbs").read_text(), "again.sh": "", "pbs.sh": ""}
 
 
 def test_the_script_that_is_submitted():
@@ -72,9 +73,9 @@ def test_the_script_that_is_submitted():
         "ulimit -c 0\n"
         "export MPITRAIN_PYTHON='/a b/python'\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
-        "set -euo pipefail\n"
+        "set -euo pipefail\n\n"
         "export FAST=${FAST:-yes}\n"
-        "launch() { printf '%s\\n' \"$@\"; }\n\n"
+        "launch() { printf '%s\\n' \"$@\"; }\n"
         'launch "$@"\n'
     )
 
@@ -164,6 +165,7 @@ def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     assert f"export MPITRAIN_PYTHON={sys.executable}\n" in out
     assert "export MPITRAIN_LAUNCHER=pmix\n" in out and "RESTART=3" not in out
     assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
+    assert out.count("\n") <= 125 and not re.search("PBS|PJM|apptainer", out)
 
 
 def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
@@ -300,6 +302,11 @@ def commands(folder, python="exec env"):
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
 NODES = "a\na\nb\nb\n"
+#: What a script of each scheduler reads.
+SOURCES = {
+    kind: "; ".join(f". {ROOT}/jobs/{name}.sh" for name in (kind, "launch", "again"))
+    for kind in ("slurm", "pbs")
+} | {"pjm": f". {ROOT}/jobs/train.pjm"}
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,8 @@ NODES = "a\na\nb\nb\n"
         ("slurm", {"MPITRAIN_SITE": "infiniband_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--a  b"},
          "srun --mpi=pmi2 --kill-on-bad-exit=1 --a b python -m x y"),
         ("slurm", {}, "mpiexec -n 4 python -m x y"),
-        ("slurm", {"MPITRAIN_LAUNCHER": "pals"}, "needs a job of PBS; under SLURM take srun"),
-        ("slurm", {"MPITRAIN_LAUNCHER": "x"}, "expected mpirun, pmix, pmi2, srun or pals"),
+        ("slurm", {"MPITRAIN_LAUNCHER": "pals"}, "mpirun, pmix, pmi2 or srun under SLURM"),
+        ("pbs", {"MPITRAIN_LAUNCHER": "srun"}, "srun: expected mpirun or pals under PBS"),
         ("pbs", {"MPITRAIN_SITE": "aurora"},
          "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
         ("pbs", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--cpu-bind none"},
@@ -329,9 +336,10 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     """The line of each launcher, from any folder, with the options of the site and the user."""
     (tmp_path / "nodes").write_text(NODES)
     pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    given = {"MPITRAIN_HOME": str(ROOT), "MPITRAIN_ARGUMENTS": "-m x y"} | given
+    words = ["-euc", f"{SOURCES[scheduler]}; launch -m x y"]
     told = subprocess.run(
-        ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
-        capture_output=True, text=True, cwd=tmp_path,
+        ["bash", *words], capture_output=True, text=True, cwd=tmp_path,
         env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given
         | {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler],
     )  # fmt: skip
@@ -363,7 +371,7 @@ def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{folder}:/usr/bin:/bin", "MPITRAIN_LAUNCHER": "srun"}
     env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
-    words = ["bash", "-euo", "pipefail", "-c", f". {ROOT}/jobs/launch.sh; launch -m x y"]
+    words = ["bash", "-euo", "pipefail", "-c", f"{SOURCES['slurm']}; launch -m x y"]
     told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert told.stdout.endswith(f"\nhint {hint}\n"), told
 
@@ -423,8 +431,7 @@ def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path
     (tmp_path / "mpiexec").write_text("#!/bin/bash\nsleep 0.3\nkill -USR1 $PPID\nsleep 1\n")
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
     env |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_MAX_RESTARTS": limit}
-    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; queue_again() {{ :; }}"
-    text += "; come_back x.py"
+    text = f"{SOURCES['slurm']}; queue_again() {{ :; }}; come_back x.py"
     told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
     assert told.returncode == expected, told
 
@@ -433,7 +440,7 @@ def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path
 def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(limit):
     """It would compare as smaller for ever."""
     env = {"MPITRAIN_MAX_RESTARTS": limit, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
-    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back x.toml"
+    text = f"{SOURCES['slurm']}; come_back x.toml"
     told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
     assert told.returncode == 2 and f"MPITRAIN_MAX_RESTARTS={limit}: a number" in told.stderr
 
@@ -517,7 +524,7 @@ def test_what_pbs_itself_starts_again_counts_too(tmp_path):
     (tmp_path / "nodes").write_text(NODES)
     env = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     env["PATH"] = f"{tmp_path}:/usr/bin:/bin"
-    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back train.py"
+    text = f"{SOURCES['pbs']}; come_back train.py"
     told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
     assert told.returncode == 1 and "has started this again" in told.stderr
     assert "restart 1" in told.stdout
