@@ -10,6 +10,7 @@ from mpi4py import MPI
 from mpitrain import extras, nn, user_objects
 from mpitrain.config import Brought, Config, ConfigError, Optim, configured, expect_job, expect_read
 from mpitrain.config.conflicts import expect, tables_of
+from mpitrain.config.tables import SettingError
 from mpitrain.config.unread import readers
 from mpitrain.data import DataError, loaders
 from mpitrain.data import program as own_data
@@ -196,7 +197,7 @@ def _taken(given: Given) -> Given:
     """The objects, with DataLoaders taken apart."""
     data = {key: getattr(given, key) for key in ("train_data", "test_data")}
     if given.collate_fn is not None and data["train_data"] is None:
-        raise TypeError("collate_fn without train_data: nothing is collated; give both")
+        raise SettingError("collate_fn without train_data: nothing is collated; give both")
     found: dict[str, Any] = {
         key: loaders.taken(key, one, given.collate_fn)
         for key, one in data.items()

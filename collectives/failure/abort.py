@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
@@ -33,6 +34,8 @@ _LAUNCHER_S = 30
 _PARENT_S = 1.0
 #: Exit status of a rank whose parent has died: 128 + SIGHUP.
 ORPHANED = 129
+#: Packages whose frames are not the user's code.
+_NOT_THE_USER = {"collectives", "mpitrain", "torch", *sys.stdlib_module_names}
 
 
 @contextmanager
@@ -106,14 +109,22 @@ class _AbortingHook:
         comm = MPI.COMM_WORLD
         forked = os.getpid() != self._process  # such a child is no rank
         alone = forked or MPI.Is_finalized() or comm.size == 1 or isinstance(error, SystemExit)
+        words = _sentence(error) if self.previous is sys.__excepthook__ else ""
         if not alone:
-            _say_where(comm, error)
-        self.previous(*raised)
+            _say_where(comm, error, words)
+        if words:
+            print(words, file=sys.stderr, flush=True)
+        else:
+            self.previous(*raised)
         if forked and not in_thread:
             sys.stderr.flush()
             os._exit(1)  # mpi4py would finalise MPI at the end of the child, and that may hang
-        if not (alone or hasattr(sys, "ps1")):  # at a prompt, the exception ends nothing
-            _abort(comm, 1)
+        if hasattr(sys, "ps1"):  # at a prompt, the exception ends nothing
+            return
+        if not alone:
+            _abort(comm, error.exit_status if words else 1)
+        if words:
+            raise SystemExit(error.exit_status)
 
 
 def abort_when_uncaught() -> None:
@@ -132,15 +143,40 @@ def aborts() -> bool:
     return "COLLECTIVES_ABORT" not in os.environ or switch("COLLECTIVES_ABORT")
 
 
-def _say_where(comm: MPI.Comm, error: BaseException) -> None:
-    """Writes which rank failed; waits first if another rank writes the error of all ranks."""
+def _sentence(error: Any) -> str:
+    """What is written instead of a traceback: the text and the user's line, of an error that all
+    ranks share, whose class has an ``exit_status``, and that no code of the user's has raised."""
+    if not (hasattr(error, "exit_status") and hasattr(error, "_teller")):
+        return ""
+    users = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_users(frame)
+    ]
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        if any(_is_users(frame) for frame, _ in traceback.walk_tb(cause.__traceback__)):
+            return ""
+        cause = cause.__cause__ or cause.__context__
+    package = type(error).__module__.partition(".")[0]
+    return f"{package}: {error} ({users[-1]})" if users else ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER
+
+
+def _say_where(comm: MPI.Comm, error: BaseException, words: str = "") -> None:
+    """Writes which rank failed, unless ``words`` stand for its traceback; waits first if another
+    rank writes the error of all ranks."""
     where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
     teller = getattr(error, "_teller", None)
     if teller == comm.rank:
         where = f"all {comm.size} ranks"
     elif teller is not None:
         time.sleep(_FIRST_S)  # the job ends meanwhile, unless that rank has caught the error
-    print(f"[{where}] ", file=sys.stderr, end="", flush=True)
+    if not words:
+        print(f"[{where}] ", file=sys.stderr, end="", flush=True)
 
 
 def _end_with(parent: int, rank: int, over: threading.Event) -> None:

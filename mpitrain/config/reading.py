@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.errors import hint
 from mpitrain.config import examples
-from mpitrain.config.tables import ConfigError
+from mpitrain.config.tables import ConfigError, SettingError
 from mpitrain.config.unread import Brought, unread
 from mpitrain.config.validation import Config
 
@@ -115,7 +115,7 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
     """The job with some settings: keys that one table alone has, or tables.
 
     Raises:
-        TypeError: for a keyword that is none of them.
+        SettingError: for a keyword that is none of them.
         ConfigError: for a value that cannot be.
     """
     expect_job(config)
@@ -129,26 +129,26 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         value = _plain(value)
         if name in tables:
             if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is a table; write {name}={{...}}, not {value!r}")
+                raise SettingError(f"{name} is a table; write {name}={{...}}, not {value!r}")
             tables[name] |= value
         elif len(found := places.get(name, [])) == 1:
             tables[found[0]][name] = value
         elif found:
             known = " or ".join(f"{table}={{{name!r}: ...}}" for table in found)
-            raise TypeError(f"{name} is a key of several tables; write {known}")
+            raise SettingError(f"{name} is a key of several tables; write {known}")
         else:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{name} is no setting of a job{nearest}")
+            raise SettingError(f"{name} is no setting of a job{nearest}")
     job = converted(tables, Config)
     expect_read(job)
     return job
 
 
 def expect_job(config: object) -> None:
-    """Raise TypeError for anything but a :class:`Config`."""
+    """Raise SettingError for anything but a :class:`Config`."""
     if not isinstance(config, Config):
-        raise TypeError(
+        raise SettingError(
             f"config is a {type(config).__name__}, and a Config is needed, as of "
             "mpitrain.config.load(path); give tables of a job as keywords, as in data={...}"
         )

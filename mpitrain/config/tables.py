@@ -23,7 +23,17 @@ from mpitrain.config.sync import Compress, Sync
 
 
 class ConfigError(ValueError):
-    """The job asks for something that does not exist or cannot be."""
+    """The job asks for something that does not exist or cannot be.
+
+    A program that does not catch it ends with ``exit_status``; rank 0 writes the text and the line
+    of the program, without a traceback.
+    """
+
+    exit_status = 2
+
+
+class SettingError(ConfigError, TypeError):
+    """A keyword of a program is no setting of a job."""
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):

@@ -61,15 +61,30 @@ def stop_flag(
     environment: Mapping[str, str] = os.environ,
     beside: StopFlag | None = None,
 ) -> Iterator[StopFlag]:
-    """Flag that SIGTERM and SIGUSR1 raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it.
+    """Flag that signals raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it.
 
-    A raised flag ``beside`` raises it, too.  Only the main thread handles signals; in other threads
+    The signals are SIGTERM, SIGUSR1 and the first SIGINT, unless the program handles that one; rank
+    0 says at once that it has heard one, as a launcher may kill it before the end of the step.  A
+    raised flag ``beside`` raises it, too.  Only the main thread handles signals; in other threads
     they stay with the program.  Collective to enter; ConfigError on all ranks: SLURM's time is no
     number.
     """
     flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError), beside)
-    heard = _HEARD if threading.current_thread() is threading.main_thread() else ()
-    former = {number: signal.signal(number, flag.hear) for number in heard}
+    speaks = comm.rank == 0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if speaks and not flag.reason:
+            text = f"mpitrain: {signal.Signals(number).name}: the ranks save and stop after this "
+            text += "step; if they are killed before, a resumed run goes on from the newest "
+            os.write(2, f"{text}checkpoint\n".encode())  # print may be in the middle of a line
+        flag.hear(number, frame)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)  # a second one interrupts
+
+    heard = list(_HEARD) if threading.current_thread() is threading.main_thread() else []
+    if heard and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        heard.append(signal.SIGINT)
+    former = {number: signal.signal(number, hear) for number in heard}
     try:
         yield flag
     finally:

@@ -95,7 +95,11 @@ def all_or_nobody(
         alone: an error that only one rank can have; it ends the job with its text alone.
     """
     if comm.size == 1 or not aborts():
-        yield
+        try:
+            yield
+        except Exception as error:
+            note_shared(comm, error)
+            raise
         return
     words, own = MPI.Intracomm(comm).Dup(), os.getpid()
     try:

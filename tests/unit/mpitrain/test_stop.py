@@ -30,13 +30,22 @@ def test_an_end_that_is_no_time_is_refused(end):
         pass
 
 
-def test_signals_are_heard_and_given_back():
-    former = signal.getsignal(signal.SIGUSR1)
-    with stop_flag(100.0, environment={}) as flag:
-        assert not flag.raised()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert flag.raised() and flag.reason == "signal SIGUSR1"
-    assert signal.getsignal(signal.SIGUSR1) == former
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM", "SIGINT"])
+def test_signals_are_heard_and_given_back(name, capfd):
+    number = signal.Signals[name]
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with stop_flag(100.0, environment={}) as flag:
+            assert not flag.raised()
+            os.kill(os.getpid(), number)
+            assert flag.raised() and flag.reason == f"signal {name}"
+            if name == "SIGINT":
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), number)
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert capfd.readouterr().err.count(f"mpitrain: {name}: the ranks save and stop after") == 1
 
 
 def test_a_thread_beside_the_main_one_leaves_signals_alone():
