@@ -13,7 +13,7 @@ from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.bench.point_to_point import half_round_trip
-from collectives.calls.choice import Entry, Kind, Rule, Table, load
+from collectives.calls.choice import Entry, Kind, Rule, Table, load, users
 from collectives.calls.native import library
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
@@ -99,7 +99,8 @@ def tune(
     # Atomic, as jobs may be reading it.
     why = report.unwritten(comm, lambda: replace(options.output, text))
     if comm.rank == 0:
-        used = f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it"
+        use = "auto" if options.output == users() else f"COLLECTIVES_TUNING={options.output}"
+        used = f"wrote {options.output}; {use} uses it"
         print(text if why else used, flush=True)
     return f"{why}; the table stands above, to be copied into another file" if why else ""
 
@@ -157,6 +158,8 @@ def known_entries(comm: Communicator, path: Path) -> list[Entry]:
 
     def read() -> None:
         folder = path.parent
+        if path == users():
+            folder.mkdir(parents=True, exist_ok=True)
         if not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
             raise CollectiveError(f"cannot write {path}")
         try:

@@ -1,8 +1,9 @@
 """``algorithm="auto"``: which algorithm a call gets, and why, by a table that was measured.
 
-``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
-``tuned.json`` beside this module counts.  It has what is likely to hold on any machine
-(``benchmarks.portable``): large buffers in the memory that the ranks of a node share.
+``python -m collectives tune`` measures one for a machine or an allocation, in the user's file
+(:func:`users`); where that says nothing, the table in ``tuned.json`` beside this module counts.  It
+has what is likely to hold on any machine (``benchmarks.portable``): large buffers in the memory
+that the ranks of a node share.
 """
 
 import os
@@ -273,12 +274,34 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         missing = f"the table has no {what} with {call.mpi} on about {call.size} ranks of {nodes}"
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
-        tune = f"mpirun -n {call.size} python -m collectives tune -o tuned.json"
-        return f"{missing}; {tune} measures it"
+        return f"{missing}; {tuning(call.size, call.per_node)} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"the table for {entry.ranks} ranks has none for so few bytes"
     return f"{rules[-1].algorithm}, fastest in the table for {entry.ranks} ranks, cannot serve it"
+
+
+def tuning(size: int, per_node: int) -> str:
+    """The command that measures so many ranks."""
+    if size == per_node:
+        return f"mpirun -n {size} python -m collectives tune"
+    asked = f"--nodes {-(-size // per_node)} --ranks-per-node {per_node}"
+    return f"mpitrain submit {asked} -m collectives tune"
+
+
+def users() -> Path:
+    """The table that ``tune`` writes and all programs of this user read: one of each SLURM cluster,
+    as clusters may share a home folder."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
+    return Path(base, "collectives", f"tuned-{cluster}.json" if cluster else "tuned.json")
+
+
+def source() -> Path:
+    """The file that ``auto`` goes by, unless a communicator names another."""
+    if named := os.environ.get("COLLECTIVES_TUNING"):
+        return Path(named)
+    return users() if os.path.exists(users()) else DEFAULT
 
 
 #: Made once, here: threads that decode a type for the first time at once crash msgspec 0.22.
@@ -286,12 +309,27 @@ _DECODER = msgspec.json.Decoder(Table)
 
 
 def load(path: str | Path | None = None) -> Table:
-    """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
+    """The table in ``path``; by default that of :func:`source`.
+
+    The user's own has the built-in rules besides, for collectives, memory and libraries of which it
+    has none.
 
     Raises:
         CollectiveError: the file cannot be read, or says what cannot be; with the place.
     """
-    source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
+    table = _read(Path(path or source()))
+    if path is None and source() == users():
+        told = {_subject(entry) for entry in table.entries}
+        table.entries += [one for one in _read(DEFAULT).entries if _subject(one) not in told]
+    return table
+
+
+def _subject(entry: Entry) -> tuple[object, ...]:
+    is_one_node = entry.ranks == entry.ranks_per_node
+    return entry.mpi, entry.collective, entry.memory, is_one_node
+
+
+def _read(source: Path) -> Table:
     try:
         table = _DECODER.decode(read_regular(source))
         if table.version != _VERSION:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from collectives.about import load_mpi
+from collectives.calls.choice import users
 from collectives.commands.arguments import add_collective, add_sizes, positive
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.errors import CollectiveError
@@ -18,8 +19,8 @@ def add(commands: Commands) -> None:
     add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
     passes = "passes over all sizes; ours is taken where it is faster in 3 of 4 repeats (2)"
     add("--passes", type=positive, default=2, help=passes)
-    table = "table to write; an existing one is updated (tuned.json)"
-    add("-o", "--output", type=Path, default=Path("tuned.json"), help=table)
+    table = f"table to write; an existing one is updated ({users()}, which all programs find)"
+    add("-o", "--output", type=Path, default=users(), help=table)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 

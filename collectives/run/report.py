@@ -1,13 +1,13 @@
 """Tables, page and trace of a run, as ranks have spent their time."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collectives.analysis.page import fill
+from collectives.calls.choice import DEFAULT, source
 from collectives.files import replace
 from collectives.run.record import Site
 from collectives.run.waits import Cost, Ran, costs, finding, sampled
@@ -47,10 +47,16 @@ def sites(found: Sequence[Cost]) -> str:
 
 def gains(found: Iterable[Site]) -> str:
     """Algorithms that this rank's collectives took, call site by call site."""
-    table, ordinary = os.environ.get("COLLECTIVES_TUNING") or "the built-in table", False
-    lines = [f"chosen by {table}; nothing was measured in this run"]
+    sites, table, ordinary = list(found), source(), False
+    reasons = [why for site in sites for _, why in site.took if " of several nodes; " in why]
+    lines = [f"chosen by {'the built-in table' if table == DEFAULT else table}; "]
+    if reasons:
+        measures = reasons[0].rpartition("; ")[2]
+        lines[0] += f"it lacks rules of several nodes, where the library serves calls: {measures}"
+    else:
+        lines[0] += "nothing was measured in this run"
     lines += ["    calls      bytes  call, algorithm and why"]
-    for site in sorted(found, key=lambda site: -site.nbytes):
+    for site in sorted(sites, key=lambda site: -site.nbytes):
         for (algorithm, why), calls in site.took.items():
             nbytes = site.nbytes * calls / site.calls
             lines.append(f"{calls:9} {nbytes:10.3g}  {site.where}: {algorithm} ({why})")

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from mpitrain.doctor.devices import devices
 from mpitrain.doctor.finding import Check, Finding, Status
 from mpitrain.doctor.memory import node_memory
-from mpitrain.doctor.network import gpus, messages, network
+from mpitrain.doctor.network import gpus, messages, network, tuning
 from mpitrain.doctor.placement import cores, ranks
 from mpitrain.doctor.software import launcher, library, packages, threads
 from mpitrain.doctor.storage import checkpoints
@@ -17,7 +17,7 @@ __all__ = ["CHECKS", "Finding", "Status", "doctor", "render"]
 #: All checks, in the order in which a beginner needs them.
 CHECKS: tuple[Check, ...] = (
     packages, library, threads, launcher, ranks, cores, node_memory, gpus, devices, network,
-    messages, checkpoints,
+    messages, tuning, checkpoints,
 )  # fmt: skip
 
 

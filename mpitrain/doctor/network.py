@@ -1,6 +1,7 @@
 """Checks of what lies between the ranks: devices, transports, messages."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,8 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from collectives.bench.point_to_point import half_round_trip
+from collectives.calls import choice
+from collectives.calls.native import library
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
 
@@ -121,6 +124,23 @@ def judge_network(found: list[Links]) -> Finding:
                 "choose an active one (UCX_NET_DEVICES), or tell your administrators",
             )
     return ok(text)
+
+
+def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """Whether the tuning table has a rule for large all-reduces of ranks on so many nodes."""
+    return gathered(comm, "tuning", MPI.Get_processor_name, judge_tuning)
+
+
+def judge_tuning(found: list[str]) -> Finding:
+    per_node = max(Counter(found).values())
+    call = choice.Situation(library(), "allreduce", _LARGE, len(found), per_node)
+    if per_node == len(found) or choice.load().entry(call):
+        return ok(f"auto goes by {choice.source()}")
+    return warn(
+        f"auto calls the MPI library: {choice.source()} has no rule for {len(found)} ranks of "
+        "several nodes",
+        f"{choice.tuning(len(found), per_node)} measures it, for all later runs",
+    )
 
 
 def messages(comm: MPI.Intracomm, folder: Path) -> Finding:

@@ -73,6 +73,37 @@ def test_a_reduce_scatter_of_ours_brings_half_of_the_buffer_out_of_a_host():
     assert ours == {**halves, **dict.fromkeys(("allreduce", "broadcast", "reduce"), 1.0)}
 
 
+GAINS = """
+import numpy as np
+from mpi4py import MPI
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, np.zeros(1 << 18, np.float32))
+"""
+
+
+def test_what_was_tuned_on_two_hosts_is_taken_there_without_a_word(tmp_path):
+    (tmp_path / "program.py").write_text(GAINS)
+    gains = ["run", "--gains", str(tmp_path / "program.py")]
+    tune = ["tune", "allreduce", "-b", "1M", "-e", "1M", "--repeats", "1", "--passes", "1"]
+    told = []
+    try:
+        with hosts(2) as up:
+            for words in (gains, tune, gains):
+                command = up.mpirun(2, [sys.executable, "-m", "collectives", *words])
+                env = environment() | {"XDG_CONFIG_HOME": str(tmp_path)}
+                done = up.run(0, command, env=env, capture_output=True, text=True, timeout=120)
+                assert done.returncode == 0, done.stderr
+                told.append(done.stdout + done.stderr)
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+    command = "mpitrain submit --nodes 2 --ranks-per-node 2 -m collectives tune measures it"
+    lacks = "it lacks rules of several nodes, where the library serves calls"
+    assert f"chosen by the built-in table; {lacks}: {command}\n" in told[0]
+    table = f"{tmp_path}/collectives/tuned.json"
+    assert f"wrote {table}; auto uses it" in told[1]
+    assert f"chosen by {table}; nothing was measured in this run" in told[2]
+    assert "in the table for 4 ranks)" in told[2]
+
+
 @pytest.mark.slow
 def test_a_job_on_a_shaped_link_is_beside_its_virtual_cluster():
     """A step on 40 Mb/s is as long as its bytes say, on hosts and on virtual ranks."""

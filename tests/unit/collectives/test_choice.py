@@ -20,6 +20,8 @@ from collectives.calls.choice import (
     Table,
     choose,
     load,
+    source,
+    users,
 )
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
@@ -75,7 +77,8 @@ def test_what_follows_the_nodes_needs_all_of_them_alike():
         (
             ("Open MPI", "allreduce", 8, 16, 8),
             "the table has no allreduce of ordinary arrays with Open MPI on about 16 ranks of "
-            "several nodes; mpirun -n 16 python -m collectives tune -o tuned.json measures it",
+            "several nodes; mpitrain submit --nodes 2 --ranks-per-node 8 -m collectives tune "
+            "measures it",
         ),
         (
             ("MPICH", "allreduce", 8, 2, 2),
@@ -84,7 +87,7 @@ def test_what_follows_the_nodes_needs_all_of_them_alike():
         (
             ("Open MPI", "scan", 8, 2, 2, True, True, False, "numpy"),
             "the table has no scan of ordinary arrays with Open MPI on about 2 ranks of one node; "
-            "mpirun -n 2 python -m collectives tune -o tuned.json measures it",
+            "mpirun -n 2 python -m collectives tune measures it",
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
@@ -153,7 +156,7 @@ def test_a_measurement_holds_for_ranks_that_are_about_as_many():
     shared = Situation("Open MPI", "allreduce", 4096, 8, 8, memory="shared")
     assert choose(only_two, shared).algorithm == "direct"
     far = choose(only_two, shared._replace(size=16, per_node=16))
-    assert far.algorithm == "native" and "collectives tune -o tuned.json measures it" in far.reason
+    assert far.algorithm == "native" and "collectives tune measures it" in far.reason
 
 
 def test_the_built_in_table_is_whole():
@@ -163,6 +166,21 @@ def test_the_built_in_table_is_whole():
         starts = [rule.from_bytes for rule in entry.rules]
         assert starts == sorted(set(starts))
         assert starts[0] == 0
+
+
+def test_the_users_table_comes_before_the_built_in_one(tmp_path, monkeypatch):
+    """It has the built-in rules of what it does not tell of."""
+    monkeypatch.delenv("COLLECTIVES_TUNING", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alps")
+    several = Situation("Open MPI", "allreduce", 1 << 20, 16, 8)
+    assert (source(), choose(load(), several).algorithm) == (DEFAULT, "native")
+    users().parent.mkdir()
+    users().write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, TABLE.entries[2:3])))
+    assert source() == users() == tmp_path / "collectives/tuned-alps.json"
+    assert choose(load(), several).reason.endswith("native in the table for 32 ranks")
+    one_node = several._replace(size=2, per_node=2)
+    assert choose(load(), one_node) == choose(load(DEFAULT), one_node)
 
 
 @pytest.mark.parametrize(

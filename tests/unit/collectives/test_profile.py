@@ -58,6 +58,9 @@ def test_gains_say_by_which_table_and_what_shared_memory_may_add(monkeypatch, ki
     site.took["ring", f"8 bytes{kind}, 4 ranks: 1.2x native in the table for 2 ranks"] += 1
     told = gains([site])
     assert told.startswith("chosen by the built-in table; nothing was measured")
+    site.took["native", "the table has no x on 9 ranks of several nodes; tune measures it"] += 1
+    lacks = "it lacks rules of several nodes, where the library serves calls: tune measures it"
+    assert gains([site]).startswith(f"chosen by the built-in table; {lacks}\n")
     assert ("comm.empty" in told) == (not kind)
 
 

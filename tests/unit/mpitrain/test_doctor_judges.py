@@ -9,7 +9,14 @@ from mpi4py import MPI
 from mpitrain.doctor import Status
 from mpitrain.doctor.finding import runs_of
 from mpitrain.doctor.memory import Shared, judge_node_memory
-from mpitrain.doctor.network import Links, judge_gpus, judge_messages, judge_network, links
+from mpitrain.doctor.network import (
+    Links,
+    judge_gpus,
+    judge_messages,
+    judge_network,
+    judge_tuning,
+    links,
+)
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
 from mpitrain.doctor.storage import judge_checkpoints
@@ -50,6 +57,8 @@ def cores_of(affinity, threads=1):
         (judge_network, [HDR, HDR._replace(infiniband=())], WARN, ""),
         (judge_network, [HDR, HDR._replace(infiniband=("mlx5_0 (1: DOWN, 10 Gb/sec)",))], WARN,
          "rank 1: mlx5_0 (1: DOWN"),
+        (judge_tuning, ["a", "a"], OK, "auto goes by "),
+        (judge_tuning, ["a", "a", "b", "b"], WARN, " has no rule for 4 ranks of several nodes"),
         (judge_gpus, [None, None], OK, "no GPU"),
         (judge_gpus, [(True, "arrived"), None], OK, ""),
         (judge_gpus, [None, (False, "Segmentation fault")], WARN, "rank 1: Segmentation fault"),
