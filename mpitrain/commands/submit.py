@@ -35,7 +35,7 @@ _SOURCE = re.compile(
     r'^(?:\[ -z "\$\{(\w+):-\}" \] \|\| )?\. .*(?:/jobs|"\))/([\w$/-]+\.sh)"\n', re.MULTILINE
 )
 #: Variables without which the file of a site fails.
-_NEEDED = re.compile(r"\$\{([A-Z]\w+):\?")
+_NEEDED = re.compile(r"\$\{(MPITRAIN_\w+):\?")
 #: Hints of shellcheck for files that the script no longer reads.
 _HINT = re.compile(r"^# shellcheck (?:shell=|source=|disable=SC(?:2034|2154)).*\n", re.MULTILINE)
 
