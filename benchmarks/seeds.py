@@ -69,9 +69,7 @@ DGA = {
     "Shakespeare": (1.66, 2.51, 4.07),
 }
 #: By delay: accuracy without and with the correction.
-CORRECTION = {
-    5: "88.7%, 89.2%", 10: "86.9%, 89.3%", 15: "85.5%, 89.0%", 20: "84.2%, 88.7%",
-}  # fmt: skip
+CORRECTION = {5: "88.7%, 89.2%", 10: "86.9%, 89.3%", 15: "85.5%, 89.0%", 20: "84.2%, 88.7%"}
 #: By ``parallel.weights``: what was published without numbers.
 STALENESS = {
     "stash": "learns", "vertical": "hardly another result", "latest": "no meaningful learning",

@@ -14,7 +14,7 @@ from collectives.errors import (
     MismatchError,
     ScheduleError,
     UnknownAlgorithm,
-)  # fmt: skip
+)
 from collectives.extras import names_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collectives.commands.arguments import (
     not_negative,
     positive,
     rank_count,
-)  # fmt: skip
+)
 from collectives.commands.program import (
     Commands,
     add_commands,
@@ -20,7 +20,7 @@ from collectives.commands.program import (
     parsed,
     show_log,
     while_read,
-)  # fmt: skip
+)
 
 __all__ = [
     "Commands", "above_zero", "add_commands", "add_ranks", "add_verbose", "add_version",

@@ -24,7 +24,7 @@ from mpitrain.config.tables import (
     Run,
     Train,
     by_key,
-)  # fmt: skip
+)
 from mpitrain.config.unread import Brought
 from mpitrain.config.validation import Config
 

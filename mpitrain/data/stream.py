@@ -15,9 +15,7 @@ from mpitrain.data.map_style import OwnSamples
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 #: Attributes of a source that its stream has, too.
-_TAKEN_OVER = (
-    "set_epoch", "starting_at", "batch_sampler", "generator", "sampler", "dataset",
-)  # fmt: skip
+_TAKEN_OVER = ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler", "dataset")
 _ONCE = (
     "it can be read once, and each epoch reads it; give an iterable that begins anew, or "
     "mpitrain.Stream(function, samples)"

@@ -125,8 +125,8 @@ class InRows(Wrapper):
     """A layer that fetches rows before it goes forward, or behind it, or both."""
 
     def __init__(
-        self, layer: Layer, whole: Layer, before: Fetch | None = None, behind: Fetch | None = None,
-    ) -> None:  # fmt: skip
+        self, layer: Layer, whole: Layer, before: Fetch | None = None, behind: Fetch | None = None
+    ) -> None:
         """``whole``: the layer of whole images in whose place this one stands."""
         super().__init__(layer)
         self._whole, self._before, self._behind = whole, before, behind

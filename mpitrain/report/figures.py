@@ -131,9 +131,8 @@ def gantt(spans: Sequence[Span]) -> str:
             room = width / length * _WIDTH
             if found and room > 8 * len(found[2]) + 4:
                 axes.text(
-                    left + width / 2, row, found[2], ha="center", va="center",
-                    color=COLOURS["page"],
-                )  # fmt: skip
+                    left + width / 2, row, found[2], ha="center", va="center", color=COLOURS["page"]
+                )
         axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
         axes.invert_yaxis()
         axes.set_xlim(0, length)

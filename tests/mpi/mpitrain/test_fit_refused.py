@@ -206,9 +206,7 @@ PIPE = {"parallel": {"pipe": RANKS} if RANKS in (2, 3, 4) else {}}
 AT = 4 * (RANKS - 1) + 1
 SOUND = Other(None, -1)
 ONE_BY_ONE = {"batch_size": RANKS}
-BINARY = {
-    "loss": "binary_cross_entropy", "batch_size": 4, "train_data": SOUND, "test_data": SOUND,
-}  # fmt: skip
+BINARY = {"loss": "binary_cross_entropy", "batch_size": 4, "train_data": SOUND, "test_data": SOUND}
 TORN = "sample {} of Other cannot be read: OSError: bad sector"
 LABEL = r"sample {} to {} on has the label -1\.0, and binary_cross_entropy takes"
 

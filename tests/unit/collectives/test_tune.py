@@ -87,7 +87,7 @@ def entry(memory, *told):
             [(0, "native"), (32768, "ring"), (1 << 20, "native")],
         ),
     ],
-)  # fmt: skip
+)
 def test_what_holds_on_other_machines(told, kept):
     (found,) = portable([entry("cupy", *told), entry("shared", *told)])
     assert found.memory == "shared"

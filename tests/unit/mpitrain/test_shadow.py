@@ -426,9 +426,8 @@ def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path, steps, read
     net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
     with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
         fitted(
-            tmp_path, net, shadow=steps,
-            loss=lambda y, t: F.mse_loss(y, t) + reads(net.norm.weight),
-        )  # fmt: skip
+            tmp_path, net, shadow=steps, loss=lambda y, t: F.mse_loss(y, t) + reads(net.norm.weight)
+        )
 
 
 def leaving(module, x):

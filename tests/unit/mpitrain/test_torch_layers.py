@@ -82,7 +82,7 @@ IMPURE = {
     "new buffer": (moving, "part3 changes its mean"),
     "buffer in place": (lambda m, x: x + m.mean.mul_(0.9), "part3 changes its mean"),
     "tuple": (lambda m, x: (x, 3), "returns a int"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("f", "match"), IMPURE.values(), ids=IMPURE)
