@@ -97,7 +97,6 @@ class Callbacks:
             for name in ("comm_share", "wait_share", "read_share"):
                 self._sums[name] += record.seconds * getattr(record, name)
             self._sums["steps"] += 1
-            self._sums["pulled"] += record.served.pulled_bytes if record.served else 0
         self._has_told = True
         self._report(record)
         if self._parts.spikes and isinstance(record, Step):
@@ -229,7 +228,7 @@ class Callbacks:
             self._sums["saving"] += seconds
 
     def _summary(self, tested: Epoch | None) -> Summary:
-        """The record at the end of a run; ``tested``: its last test."""
+        """The record at the end of a run; collective.  ``tested``: its last test."""
         parts, sums = self._parts, self._sums
         steps, seconds = max(1, sums["steps"]), sums["seconds"] or 1.0
         return Summary(
@@ -246,7 +245,7 @@ class Callbacks:
             sent_bytes=sums["sent_bytes"] / steps,
             shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
-            server_bytes=sums["pulled"] / steps / max(1, parts.config.server.ranks),
+            busiest_bytes=parts.comm.allreduce(parts.account.bytes_moved, op=MPI.MAX) / steps,
             ended=self.ended() or f"all {parts.total_steps} steps are done",
             step_s=seconds / steps,
             save_s=sums["saving"] / max(1, sums["saved"]),

@@ -67,17 +67,24 @@ for _name in _ABSENT:
 setattr(Comm, "Get_parent", staticmethod(_ABSENT["Intercomm"]))  # noqa: B010
 
 
-class World(Intracomm):
-    """All ranks of the cluster that this thread is of."""
+class Constant(Intracomm):
+    """A communicator that nobody frees."""
 
     of: Any = Intracomm.of  # communicators that are made of it are plain
+
+    def free(self) -> None:
+        pass
+
+
+class World(Constant):
+    """All ranks of the cluster that this thread is of."""
+
     held = property(lambda self: here().cluster.world, lambda self, _: None)
 
 
-class Alone(Intracomm):
+class Alone(Constant):
     """The rank that this thread is."""
 
-    of: Any = Intracomm.of
     held = property(lambda self: here().alone, lambda self, _: None)
 
 

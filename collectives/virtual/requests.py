@@ -19,11 +19,14 @@ _WHY = {
     "File": "no rank is a process that MPI could open files for; open one in Python, or",
     "MPI": "its objects are Python's, which no library in C knows;",
 }
+#: Numbers of an object for libraries in C and Fortran.
+_OF_C = {"py2f", "f2py", "fromhandle", "handle", "toint", "fromint"}
 
 
 def lacks(kind: str, name: str) -> Callable[..., NoReturn]:
     """A method that a virtual cluster does not have."""
-    why = _WHY.get(kind, "it has messages, collectives, grids and graphs of one job; use these, or")
+    usual = "it has messages, collectives, grids and graphs of one job; use these, or"
+    why = _WHY.get("MPI" if name in _OF_C else kind, usual)
 
     def method(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(
@@ -95,6 +98,11 @@ class Handled(metaclass=_Kind):
 
     def Free(self) -> None:
         self.held = None
+
+    def free(self) -> None:
+        """As mpi4py's: null ones and constants stay."""
+        if self:
+            self.Free()
 
 
 class Begun(Operation):

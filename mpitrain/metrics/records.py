@@ -339,7 +339,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
         step_s, save_s: seconds of a step, and of writing a checkpoint, mean over those of the run.
         mtbf: ``checkpoint.mtbf``.
-        server_bytes: bytes that a server sent in a step, mean over all.
+        busiest_bytes: bytes of a step, sent and moved in shared memory, of the rank with most.
     """
 
     test_loss: float
@@ -359,7 +359,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     step_s: float = 0.0
     save_s: float = 0.0
     mtbf: float = 0.0
-    server_bytes: float = 0.0
+    busiest_bytes: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -392,9 +392,9 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         moved = self.sent_bytes + self.shared_bytes
         if not moved or not self.dense_bytes:
             return ""
-        dense = in_words(self.dense_bytes)
-        server = f", a server {in_words(self.server_bytes)}" if self.server_bytes else ""
-        return f"; a rank sends {in_words(moved)} a step on average{server} (a dense sum: {dense})"
+        mean, most, dense = map(in_words, (moved, self.busiest_bytes, self.dense_bytes))
+        busiest = f", the busiest {most}" if self.busiest_bytes and most != mean else ""
+        return f"; a rank sends {mean} a step on average{busiest} (a dense sum: {dense})"
 
 
 Record = (

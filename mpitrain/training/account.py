@@ -71,6 +71,8 @@ class Account:
         self._ranks = [(kind, host, crowded[host]) for kind, host, _ in told]
         self._traffic = traffic_of(comm)
         self._before = self._traffic.sent, self._traffic.shared
+        #: Bytes that this rank has moved in steps.
+        self.bytes_moved = 0
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
         self._published, self._late = 0.0, (0, 0)
         self._lap = self._reported = perf_counter()
@@ -86,13 +88,14 @@ class Account:
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self._published
-        self.moved()
+        self.bytes_moved -= sum(self.moved())
         self.met = 0.0
 
     def moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
         now, before = (self._traffic.sent, self._traffic.shared), self._before
         self._before = now
+        self.bytes_moved += sum(now) - sum(before)
         return now[0] - before[0], now[1] - before[1]
 
     def note_late(self, seconds: float) -> None:

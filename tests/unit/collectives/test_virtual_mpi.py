@@ -106,6 +106,7 @@ def test_what_a_virtual_cluster_lacks_is_refused_with_its_reason():
             ),
             (lambda: COMM_WORLD.group.Range_incl([(0, 0, 1)]), "no Group.Range_incl"),
             (lambda: NAMES["_handleof"](COMM_WORLD), "no MPI._handleof: its objects are Python's"),
+            (lambda: NAMES["COMM_NULL"].py2f(), "no Intracomm.py2f: its objects are Python's"),
             (lambda: NAMES["_sizeof"](NAMES["Comm"]), "no MPI._sizeof: .* in C knows; start"),
         ):
             with pytest.raises(NotImplementedError, match=told):
@@ -120,8 +121,11 @@ def test_a_null_object_raises_the_error_of_mpi():
     none, one = NAMES["COMM_NULL"], bytearray(1)
 
     def program():
-        made = COMM_WORLD.Dup()
+        made, freed = COMM_WORLD.Dup(), COMM_WORLD.Dup()
         made.Disconnect()
+        freed.free()
+        COMM_WORLD.free()
+        assert not freed and COMM_WORLD
         for comm in (none, made, COMM_WORLD.Split(MPI.UNDEFINED), NAMES["Cartcomm"]()):
             for name, *given in (
                 ("Get_rank",),
@@ -141,6 +145,7 @@ def test_a_null_object_raises_the_error_of_mpi():
                 with pytest.raises(MPI.Exception) as raised:
                     getattr(comm, name)(*given)
                 assert raised.value.Get_error_class() == MPI.ERR_COMM
+            comm.free()
             with pytest.raises(MPI.Exception):
                 comm.is_topo  # noqa: B018
         for call in (NAMES["GROUP_NULL"].Get_size, NAMES["Prequest"]().Start):

@@ -322,10 +322,10 @@ def test_a_summary_advises_on_checkpoints():
     assert "loses least" not in str(replace(summary, mtbf=0.0))
 
 
-def test_a_summary_says_what_a_server_sends():
+def test_a_summary_says_what_the_busiest_rank_sends():
     summary = Summary(0.5, 2, "one", "asked", 1e3, 0.25, sent_bytes=1e5, dense_bytes=1e5)
     assert "a rank sends 100 kB a step on average (" in str(summary)
-    assert "on average, a server 300 kB (" in str(replace(summary, server_bytes=3e5))
+    assert "on average, the busiest 300 kB (" in str(replace(summary, busiest_bytes=3e5))
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
