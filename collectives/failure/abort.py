@@ -145,7 +145,8 @@ def aborts() -> bool:
 
 def _sentence(error: Any) -> str:
     """What is written instead of a traceback: the text and the user's line, of an error that all
-    ranks share, whose class has an ``exit_status``, and that no code of the user's has raised."""
+    ranks share and whose class has an ``exit_status``, unless code of the user's raised its cause.
+    """
     if not (hasattr(error, "exit_status") and hasattr(error, "_teller")):
         return ""
     users = [

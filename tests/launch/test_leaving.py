@@ -224,9 +224,19 @@ def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
     assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
 
 
-def test_an_error_of_all_ranks_is_written_once(tmp_path):
-    program = STOPPED.replace("batch_size=6", "batch_size=0")
-    ended = start(tmp_path, program=program)
-    assert ended.returncode == 1
-    assert ended.stderr.count("ConfigError: train.batch_size: Expected `int` >= 1, got 0") == 1
-    assert "[all 2 ranks] Traceback" in ended.stderr
+@pytest.mark.parametrize(
+    ("right", "wrong", "status", "told"),
+    [
+        ("batch_size=6", "batch_size=0", 2,
+         "mpitrain: train.batch_size: Expected `int` >= 1, got 0 ({line})\n"),
+        ("batch_size", "batchsize", 2, " setting of a job; did you mean batch_size? ({line})\n"),
+        ("parts.steps_done", "parts.no_such_name", 1, "[all 2 ranks] Traceback"),
+    ],
+)  # fmt: skip
+def test_an_error_of_all_ranks_is_written_once(tmp_path, right, wrong, status, told):
+    """A wrong setting is one sentence, with the line of the program."""
+    ended = start(tmp_path, program=STOPPED.replace(right, wrong))
+    line = STOPPED.splitlines().index("trainer = mpitrain.Trainer(") + 1
+    told = told.format(line=f"{tmp_path}/program.py:{line}")
+    assert ended.returncode == status and ended.stderr.count(told) == 1, ended.stderr
+    assert ("Traceback" in ended.stderr) == (status == 1)
