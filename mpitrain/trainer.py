@@ -315,9 +315,9 @@ class Trainer(ClosedTogether):
         Raises:
             ConfigError: on all ranks: ``module`` was given other values or hooks on gradients after
                 the trainer was made, which would be lost.
-            Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
-                one of them; exit status 75 if nobody catches it.  Only the main thread receives
-                signals.
+            Stopped: on all ranks: SIGTERM, SIGUSR1, the first SIGINT or the end of the SLURM job's
+                time has stopped one of them; exit status 75 if nobody catches it.  Only the main
+                thread receives signals.
             TypeError: on all ranks: an argument is of another kind.
             Exception: on all ranks, as :func:`mpitrain.train`.  An error that a model or a loss
                 raises on one rank alone ends the job, even if the program would catch it.

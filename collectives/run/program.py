@@ -49,6 +49,7 @@ def run_program(options: argparse.Namespace) -> None:
         sys.path[0] = os.getcwd() if options.module else os.path.dirname(file)
     main = sys.modules["__main__"] = ModuleType("__main__")
     if options.module:
+        # The public run_module takes its __main__ away as soon as the module's last line has run.
         runpy._run_module_as_main(options.script)  # type: ignore[attr-defined]
     elif pkgutil.get_importer(options.script) is None:  # neither a folder nor an archive
         main.__file__ = os.path.abspath(options.script)

@@ -118,8 +118,8 @@ def _add_train(commands: "Commands") -> None:
         help="train the model of a job file",
         description="Train the model of a job file (TOML) on all ranks, in the layout of its "
         "[parallel] table.  Each step is written to metrics.jsonl in the job's run.dir, "
-        "checkpoints to checkpoints/ in it.  SIGTERM and SIGUSR1 stop training after a step, with "
-        "a checkpoint and exit code 75.",
+        "checkpoints to checkpoints/ in it.  SIGTERM, SIGUSR1 and SIGINT stop training after "
+        "a step, with a checkpoint and exit code 75.",
         epilog="example: mpirun -n 4 %(prog)s digits --set parallel.algorithm=ring",
     )
     add_job(train)

@@ -74,9 +74,10 @@ def stop_flag(
 
     def hear(number: int, frame: FrameType | None) -> None:
         if speaks and not flag.reason:
-            text = f"mpitrain: {signal.Signals(number).name}: the ranks save and stop after this "
-            text += "step; if they are killed before, a resumed run goes on from the newest "
-            os.write(2, f"{text}checkpoint\n".encode())  # print may be in the middle of a line
+            _tell(
+                f"mpitrain: {signal.Signals(number).name}: the ranks save this step and stop; if "
+                "they are killed before, a resumed run goes on from the newest checkpoint\n"
+            )
         flag.hear(number, frame)
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)  # a second one interrupts
@@ -91,6 +92,18 @@ def stop_flag(
         for number, handler in former.items():
             # Python does not know a handler of a C library, and cannot put it back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _tell(text: str) -> None:
+    """Write to the terminal: at Ctrl-C, Open MPI's launcher forwards no output, and kills the ranks
+    after 0.25 s.  To stderr where there is none.  ``print`` may be in the middle of a line."""
+    try:
+        terminal = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        os.write(2, text.encode())
+        return
+    os.write(terminal, text.encode())
+    os.close(terminal)
 
 
 def _deadline(grace_s: float, environment: Mapping[str, str]) -> float | None:

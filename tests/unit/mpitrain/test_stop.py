@@ -45,7 +45,7 @@ def test_signals_are_heard_and_given_back(name, capfd):
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, former)
-    assert capfd.readouterr().err.count(f"mpitrain: {name}: the ranks save and stop after") == 1
+    assert capfd.readouterr().err.count(f"mpitrain: {name}: the ranks save this step and stop") == 1
 
 
 def test_a_thread_beside_the_main_one_leaves_signals_alone():
