@@ -9,8 +9,7 @@ tell() {
 }
 
 come_back() {
-    local status=0 ended='' usual=20
-    told=''
+    told='' status=0 ended='' usual=20
     echo "jobs: job $job on $nodes, restart $restarts"
     case ${1:?a job file or a program is needed} in
         *.py | -m) usual=0 ;; # one that resumes says so by the variable
@@ -20,7 +19,7 @@ come_back() {
             set -- -m mpitrain train "$@" --resume --ended "$ended"
             ;;
     esac
-    local limit=${MPITRAIN_MAX_RESTARTS:-$usual}
+    limit=${MPITRAIN_MAX_RESTARTS:-$usual}
     [[ $limit =~ ^[0-9]{1,9}$ ]] ||
         fail "MPITRAIN_MAX_RESTARTS=$limit: a number of at most 9 digits is needed"
     [ "$restarts" -le "$limit" ] ||
@@ -37,7 +36,6 @@ come_back() {
         status=0
         wait "$ranks" || status=$?
     done
-
     if [ -n "$ended" ] && ! rm "$ended" 2>/dev/null && [ "$status" -eq 0 ]; then
         echo "jobs: the launcher returned 0, but training has not ended"
         status=255

@@ -2,15 +2,13 @@
 # SLURM's part: what it says of the job, how srun starts ranks, and how the job is queued again.
 # shellcheck disable=SC2034,SC2154  # launch.sh and again.sh share these variables
 : "${SLURM_JOB_ID:?jobs: this is no job of SLURM; give the script to sbatch}"
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID}
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
 nodes=${SLURM_JOB_NODELIST:-}
 restarts=${SLURM_RESTART_COUNT:-0}
 count=${SLURM_NTASKS:-$((${SLURM_NNODES:-1} * ${SLURM_NTASKS_PER_NODE:-1}))}
 hosts=() # mpiexec asks SLURM itself
 # From SLURM 22.05 on, srun takes the allocation's --cpus-per-task only like this.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-
 queue_again() { echo "jobs: queueing $job again" && scontrol requeue "$job"; }
 
 starter() {
@@ -22,7 +20,6 @@ starter() {
     # One thread of each core, where the job has whole nodes and cores enough.  srun refuses a hint
     # beside other options of threads and cores, and these are the user's.
     [[ ! " ${options[*]} " =~ \ --(hint|cpu.bind|(threads|ntasks)-per-core) ]] || return 0
-    local cores cpus
     cpus=$(lscpu -p=CPU 2>/dev/null | grep -vc '^#') || return 0
     cores=$(lscpu -p=CORE,SOCKET | grep -v '^#' | sort -u | wc -l)
     if [ "$cpus" -gt "$cores" ] && [ "${SLURM_CPUS_ON_NODE:-0}" -eq "$cpus" ] &&
