@@ -274,14 +274,14 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         missing = f"the table has no {what} with {call.mpi} on about {call.size} ranks of {nodes}"
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
-        return f"{missing}; {tuning(call.size, call.per_node)} measures it"
+        return f"{missing}; {tune(call.size, call.per_node)} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"the table for {entry.ranks} ranks has none for so few bytes"
     return f"{rules[-1].algorithm}, fastest in the table for {entry.ranks} ranks, cannot serve it"
 
 
-def tuning(size: int, per_node: int) -> str:
+def tune(size: int, per_node: int) -> str:
     """The command that measures so many ranks."""
     if size == per_node:
         return f"mpirun -n {size} python -m collectives tune"

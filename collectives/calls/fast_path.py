@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy import ndarray
 
-from collectives.calls.choice import NEVER, ORDINARY, SHARED, Situation
+from collectives.calls.choice import NEVER, ORDINARY, SHARED, Situation, choose
 from collectives.calls.mpi4py_spec import CONSTANTS, COUNTABLE, LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import library
 from collectives.calls.native_plan import Native
@@ -147,16 +147,21 @@ class Limits(dict[str, Limit]):
         if (unequal and below < NEVER) or resources.progress.traffic is not None:
             below = 0
         summed = _WRAPPED if below and resources.comm.size <= 2 else _ROUNDED
-        return min(below, COUNTABLE), summed if reduces else ALL, LEFT_TO_NATIVE
+        left = LEFT_TO_NATIVE
+        if below and resources.facts[0] < resources.comm.size:  # several nodes may not be measured
+            why = choose(resources.facts[1], self._call(collective, unequal, name[0] == "i")).reason
+            left = Native(why.partition(": ")[2])
+        return min(below, COUNTABLE), summed if reduces else ALL, left
 
     def of_auto(self, collective: str, unequal: bool = False, unordered: bool = False) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
 
         No array lies in memory that the ranks share before one was asked for.
         """
-        resources = self._resources
-        per_node, table = resources.facts
-        memories = ORDINARY if resources.node is None or unequal else SHARED
-        ranks = resources.comm.size, per_node
-        call = Situation(library(), collective, 0, *ranks, uneven=unequal, unordered=unordered)
-        return table.native_below(call, memories)
+        memories = ORDINARY if self._resources.node is None or unequal else SHARED
+        call = self._call(collective, unequal, unordered)
+        return self._resources.facts[1].native_below(call, memories)
+
+    def _call(self, collective: str, unequal: bool, unordered: bool) -> Situation:
+        ranks = self._resources.comm.size, self._resources.facts[0]
+        return Situation(library(), collective, 0, *ranks, uneven=unequal, unordered=unordered)
