@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     add("--repeats", type=positive, default=5, help="repeats in each pass (5)")
     passes = "passes over all sizes; ours is taken where it is faster in 3 of 4 repeats (2)"
     add("--passes", type=positive, default=2, help=passes)
-    table = f"table to write; an existing one is updated ({users()}, which all programs find)"
+    table = "table to write; an existing one is updated (this user's, which all programs find)"
     add("-o", "--output", type=Path, default=users(), help=table)
     add_verbose(tuning)
     tuning.set_defaults(run=run)

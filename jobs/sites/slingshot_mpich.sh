@@ -1,10 +1,7 @@
 # shellcheck shell=bash
 # HPE Slingshot with Cray MPICH: Frontier, LUMI, Perlmutter, Alps; under PBS Polaris and Derecho.
-if [ -n "${PBS_JOBID:-}" ]; then
-    export MPITRAIN_LAUNCHER=${MPITRAIN_LAUNCHER:-pals}
-else
-    export MPITRAIN_LAUNCHER=${MPITRAIN_LAUNCHER:-srun}
-fi
+export MPITRAIN_LAUNCHER=${MPITRAIN_LAUNCHER:-${PBS_JOBID:+pals}}
+export MPITRAIN_LAUNCHER=${MPITRAIN_LAUNCHER:-srun}
 if [ -n "${CRAY_LD_LIBRARY_PATH:-}" ]; then  # the modules' MPI, not the older one of ld.so
     export LD_LIBRARY_PATH=$CRAY_LD_LIBRARY_PATH${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi

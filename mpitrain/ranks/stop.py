@@ -74,9 +74,11 @@ def stop_flag(
 
     def hear(number: int, frame: FrameType | None) -> None:
         if speaks and not flag.reason:
+            again = " (at a second one, at once)" if number == signal.SIGINT else ""
             _tell(
-                f"mpitrain: {signal.Signals(number).name}: the ranks save this step and stop; if "
-                "they are killed before, a resumed run goes on from the newest checkpoint\n"
+                f"mpitrain: {signal.Signals(number).name}: the ranks save this step and stop"
+                f"{again}; if they are killed before, a resumed run goes on from the newest "
+                "checkpoint\n"
             )
         flag.hear(number, frame)
         if number == signal.SIGINT:

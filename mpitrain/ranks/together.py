@@ -98,7 +98,8 @@ def all_or_nobody(
         try:
             yield
         except Exception as error:
-            note_shared(comm, error)
+            if comm.size == 1:
+                note_shared(comm, error)
             raise
         return
     words, own = MPI.Intracomm(comm).Dup(), os.getpid()
