@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks import program
 from collectives.algorithms import parse
-from collectives.calls.choice import Rule, Table, load
+from collectives.calls.choice import Rule, Table
+from collectives.calls.tables import load
 from collectives.errors import CollectiveError
 
 #: Numbers of the collectives in ``coll_base_functions.h``, and of their algorithms in

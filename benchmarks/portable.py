@@ -15,7 +15,8 @@ import msgspec
 
 from benchmarks import program
 from collectives.bench.tune import situation
-from collectives.calls.choice import Entry, Kind, Rule, load
+from collectives.calls.choice import Entry, Kind, Rule
+from collectives.calls.tables import load
 
 #: Below these bytes or this gain, another machine, or this one tomorrow, often finds another
 #: algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that

@@ -13,8 +13,9 @@ from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.bench.point_to_point import half_round_trip
-from collectives.calls.choice import Entry, Kind, Rule, Table, load, users
+from collectives.calls.choice import Entry, Kind, Rule, Table
 from collectives.calls.native import library
+from collectives.calls.tables import load, users
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError

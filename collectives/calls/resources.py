@@ -9,9 +9,10 @@ from mpi4py import MPI
 
 from collectives import extras
 from collectives.calls.buffer_protocols import read_shape, read_type
-from collectives.calls.choice import Table, load
+from collectives.calls.choice import Table
 from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
+from collectives.calls.tables import load
 from collectives.clocks import clock
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from collectives.about import load_mpi
-from collectives.calls.choice import users
+from collectives.calls.tables import users
 from collectives.commands.arguments import add_collective, add_sizes, positive
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.errors import CollectiveError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.analysis.page import fill
-from collectives.calls.choice import DEFAULT, source
+from collectives.calls.tables import DEFAULT, source
 from collectives.files import replace
 from collectives.run.record import Site
 from collectives.run.waits import Cost, Ran, costs, finding, sampled

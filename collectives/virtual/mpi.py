@@ -21,7 +21,7 @@ from collectives.virtual.requests import Begun, Handled, Prequest, ProbedMessage
 def _ours(comm: Intracomm) -> Any:
     """Our communicator for these ranks, with all that its first call would meet for: MPI's
     nonblocking calls wait for nobody."""
-    from collectives.calls.choice import load
+    from collectives.calls.tables import load
     from collectives.communicator import Communicator
 
     context = comm.handle

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from collectives.bench.point_to_point import half_round_trip
-from collectives.calls.choice import Situation, load, source, tune
 from collectives.calls.native import library
+from collectives.calls.tables import source, unmeasured
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, gathered, in_parts, leader, ok, warn
 
@@ -133,13 +133,13 @@ def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 def judge_tuning(found: list[str]) -> Finding:
     per_node = max(Counter(found).values())
-    call = Situation(library(), "allreduce", _LARGE, len(found), per_node)
-    if per_node == len(found) or load().entry(call):
+    command = unmeasured(library(), len(found), per_node)
+    if not command:
         return ok(f"auto goes by {source()}")
     return warn(
         f"auto calls the MPI library: {source()} has no rule for {len(found)} ranks of "
         "several nodes",
-        f"{tune(len(found), per_node)} measures it, for all later runs",
+        f"{command} measures it, for all later runs",
     )
 
 

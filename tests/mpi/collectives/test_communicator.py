@@ -17,8 +17,9 @@ from collectives import (
     delayed,
 )
 from collectives.algorithms import ALGORITHMS
-from collectives.calls.choice import Situation, choose, load
+from collectives.calls.choice import Situation, choose
 from collectives.calls.native import library
+from collectives.calls.tables import load
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
 pytestmark = pytest.mark.mpi

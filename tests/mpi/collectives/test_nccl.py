@@ -137,8 +137,8 @@ def test_two_ranks_on_one_gpu(comm, cupy, monkeypatch):
 @pytest.mark.parametrize("shared_gpu", [False, True])
 def test_auto_goes_by_a_measured_table(cupy, tmp_path, monkeypatch, shared_gpu):
     """And by what there is; without a table it is never taken."""
-    from collectives.calls.choice import DEFAULT
     from collectives.calls.native import library
+    from collectives.calls.tables import DEFAULT
 
     world = MPI.COMM_WORLD
     if world.size == 1:

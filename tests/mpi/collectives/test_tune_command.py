@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from collectives.__main__ import main
-from collectives.calls.choice import load
+from collectives.calls.tables import load
 
 pytestmark = pytest.mark.mpi
 

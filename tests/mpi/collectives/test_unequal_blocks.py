@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, MismatchError
-from collectives.calls.choice import load
+from collectives.calls.tables import load
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,6 @@ import pytest
 from benchmarks import openmpi_rules
 from collectives.algorithms import names
 from collectives.calls.choice import (
-    DEFAULT,
     NEVER,
     ORDINARY,
     SHARED,
@@ -19,10 +18,8 @@ from collectives.calls.choice import (
     Situation,
     Table,
     choose,
-    load,
-    source,
-    users,
 )
+from collectives.calls.tables import DEFAULT, load, source, users
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
 
@@ -258,13 +255,14 @@ def test_threads_load_their_first_table_at_once():
     """Several times anew, as msgspec crashed in most of such races."""
     program = """
 import importlib, sys, threading
-from collectives.calls import choice
+from collectives.calls import choice, tables
 sys.setswitchinterval(1e-6)
 for _ in range(20):
     importlib.reload(choice)
+    importlib.reload(tables)
     start = threading.Barrier(4)
     threads = [
-        threading.Thread(target=lambda: (start.wait(), choice.load())) for _ in range(4)
+        threading.Thread(target=lambda: (start.wait(), tables.load())) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -8,7 +8,8 @@ from benchmarks.portable import portable
 from collectives.bench import tune
 from collectives.bench.measure import Result
 from collectives.bench.tune import rules
-from collectives.calls.choice import DEFAULT, Entry, Rule, load
+from collectives.calls.choice import Entry, Rule
+from collectives.calls.tables import DEFAULT, load
 
 
 def at(nbytes, **times):

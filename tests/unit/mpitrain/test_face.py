@@ -11,8 +11,8 @@ FOLDERS = {f"collectives.{p.parent.name}" for p in (ROOT / "collectives").glob("
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
     "collectives.bench.point_to_point": "doctor times a message as tune does",
-    "collectives.calls.choice": "doctor looks up the tuning table as a call does",
-    "collectives.calls.native": "doctor names the MPI library as that table does",
+    "collectives.calls.native": "doctor names the MPI library as the tuning table does",
+    "collectives.calls.tables": "doctor looks up the tuning table as a call does",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
 }
