@@ -79,6 +79,7 @@ class Callbacks:
         self._saved = resumed.step if resumed else None
         self._done = parts.steps_done
         parts.stopping = False  # a program may go on after it was stopped
+        self._moved_before = parts.account.bytes_moved
         #: Sums over all steps.
         self._sums: defaultdict[str, float] = defaultdict(float)
         self.write(_start(parts))
@@ -231,6 +232,7 @@ class Callbacks:
         """The record at the end of a run; collective.  ``tested``: its last test."""
         parts, sums = self._parts, self._sums
         steps, seconds = max(1, sums["steps"]), sums["seconds"] or 1.0
+        moved = parts.account.bytes_moved - self._moved_before
         return Summary(
             test_loss=tested.test_loss if tested else nan,
             tested=tested is not None,
@@ -245,7 +247,7 @@ class Callbacks:
             sent_bytes=sums["sent_bytes"] / steps,
             shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
-            busiest_bytes=parts.comm.allreduce(parts.account.bytes_moved, op=MPI.MAX) / steps,
+            busiest_bytes=parts.comm.allreduce(moved, op=MPI.MAX) / steps,
             ended=self.ended() or f"all {parts.total_steps} steps are done",
             step_s=seconds / steps,
             save_s=sums["saving"] / max(1, sums["saved"]),
