@@ -152,6 +152,9 @@ def test_a_program_ends_saves_and_turns_the_rate_down(folder):
     assert [saved.step for saved in whole.of(Saved)] == [4, total]
     expected = [0.1 * 0.5 ** (step // PER_EPOCH) for step in range(total)]
     np.testing.assert_allclose(whole.rates, expected, rtol=1e-12)
+    (told,) = whole.of(Summary)
+    moved = told.sent_bytes + told.shared_bytes
+    assert moved * (1 - 1e-9) <= told.busiest_bytes <= 4 * moved
     _, first = run("again", ends=True)
     assert len(first.of(Step)) == end
     assert first.tests == first.of(Epoch) and len(first.tests) == 3
