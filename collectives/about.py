@@ -46,6 +46,11 @@ def load_mpi() -> None:
         raise LaunchError(f"mpi4py finds no MPI library ({reason}): {cure}") from error
 
 
+def has_no_mpi() -> bool:
+    """Whether this process has looked for an MPI library in vain."""
+    return "mpi4py" in sys.modules and "mpi4py.MPI" not in sys.modules
+
+
 def load_mpi_or_exit(parser: argparse.ArgumentParser) -> None:
     """As :func:`load_mpi`; without a library, ends the command with the sentence and status 2."""
     try:

@@ -104,6 +104,17 @@ class Residual:
         bounded(np.subtract, x, sent, self.pending[part])
         self._is_pending = True
 
+    def give_back(self, places: Array, values: Array) -> None:
+        """Adds ``values``, which were sent and then dropped on the way; after :meth:`keep`.
+
+        Args:
+            places: shape (dropped,), each once.
+            values: shape (dropped,), which may have parts of other ranks.
+        """
+        found = self.pending[places]
+        bounded(np.add, found, values, found)
+        self.pending[places] = found
+
     def commit(self) -> None:
         """The step takes effect."""
         if self._is_pending:

@@ -6,7 +6,8 @@ rank sums a part of the places, and all gather the parts, as pairs or as they ar
 
 Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler: "SparCML: high-performance sparse communication
 for machine learning", SC 2019 (their SSAR_Recursive_double and SSAR_Split_allgather, with the
-switch of their DSAR).
+switch of their DSAR).  Or a ring, in which what sums have more of than summands is pruned at each
+hop, for the caller to send again (Lin et al. 2018 name the remedy).
 """
 
 from collections.abc import Iterator
@@ -59,7 +60,9 @@ def sparse_allreduce(
             the vector.  A part of ``split_allgather`` has its share of them.
         traffic: counts what is sent.
         algorithm: ``recursive_doubling``, for few pairs; ``split_allgather``, for many, or where
-            the ranks have the same places; the same on all ranks.
+            the ranks have the same places; ``pruned_ring``, whose sum is without the pairs that
+            were taken off on the way, which a :class:`SparseAllreduce` alone has as ``pruned``;
+            the same on all ranks.
 
     Returns:
         ``(indices, values)`` of the sum, or all its ``length`` values; the same form on all ranks.

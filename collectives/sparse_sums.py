@@ -1,4 +1,4 @@
-"""Sums of pairs under way: the two algorithms of the sparse all-reduce, and their messages."""
+"""Sums of pairs under way: the algorithms of the sparse all-reduce, and their messages."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _DENSE = -1
 
 
 class PairSum(Phased):
-    """A sum of pairs, by recursive doubling on vectors that grow, or by parts.
+    """A sum of pairs: by recursive doubling on vectors that grow, by parts, or in a ring.
 
     On the wire, a vector is a header of 16 bytes that says how many pairs follow, with how many
     bytes of indices, or that the vector does.
@@ -40,7 +40,7 @@ class PairSum(Phased):
     ) -> None:
         """Its messages have ``tag``; ``limit`` is the most pairs that travel as such."""
         assert mine.indices is not None, "callers give pairs"
-        self._splits = algorithm == "split_allgather"
+        self._way, self._pruned = algorithm, list[Stream]()
         self.algorithm = f"sparse {algorithm.replace('_', ' ')}"
         super().__init__(comm, [])
         self._mine = self.total = mine
@@ -51,22 +51,47 @@ class PairSum(Phased):
         self._traffics = [t for t in (traffic, comm.traffic) if t is not None]
 
     def phases(self) -> Iterator[Part]:
-        return self._split() if self._splits else self._doubling()
+        ways = {"split_allgather": self._split, "pruned_ring": self._ring}
+        return ways.get(self._way, self._doubling)()
+
+    @property
+    def pruned(self) -> Stream:
+        """Pairs that this rank took off on the way of the last run; places in no order."""
+        none = Stream(np.empty(0, self._index_type), np.empty(0, self._value_type))
+        indices, values = zip(none, *self._pruned)
+        return Stream(np.concatenate(indices), np.concatenate(values))
+
+    def _parts(self) -> tuple[list[int], list[Stream]]:
+        """Lengths of the ranks' parts of the places, and the pairs of each, counted from its
+        start."""
+        size, (indices, values) = self._channel.size, self._mine
+        assert indices is not None, "callers give pairs"
+        lengths = shards(self._length, size)
+        first = np.array([place.start for place in slices(lengths)], np.uint64)
+        ends = [*np.searchsorted(indices, first).tolist(), len(indices)]
+        self._starts = first.astype(self._index_type)  # wraps behind all indices, where none are
+        parts = [
+            Stream(indices[low:high] - start, values[low:high])
+            for low, high, start in zip(ends, ends[1:], self._starts)
+        ]
+        return lengths, parts
+
+    def _whole(self, parts: list[Stream]) -> Stream:
+        """The vector of these parts: pairs, if they are few enough."""
+        at = [p.indices + low for p, low in zip(parts, self._starts) if p.indices is not None]
+        if len(at) == len(parts) and sum(map(len, at)) <= self._limit:
+            return Stream(np.concatenate(at), np.concatenate([part.values for part in parts]))
+        vector = np.zeros(self._length, self._value_type)
+        for part, place in zip(parts, slices(shards(self._length, len(parts)))):
+            vector[place][... if part.indices is None else part.indices] = part.values
+        return Stream(None, vector)
 
     def _split(self) -> Iterator[Part]:
         """Each rank sums its part of the places, in the order of ranks, and sends it to all."""
-        rank, size, (indices, values) = self._channel.rank, self._channel.size, self._mine
-        assert indices is not None, "callers give pairs"
-        lengths, peers = shards(self._length, size), [*range(self._channel.size)]
+        rank, peers = self._channel.rank, [*range(self._channel.size)]
         del peers[rank]
-        places = slices(lengths)
-        first = np.array([place.start for place in places], np.uint64)
-        ends = [*np.searchsorted(indices, first).tolist(), len(indices)]
-        starts = first.astype(self._index_type)  # wraps behind all indices, in parts without any
-        parts = [
-            self._form(Stream(indices[low:high] - start, values[low:high]), length)
-            for low, high, start, length in zip(ends, ends[1:], starts, lengths)
-        ]
+        lengths, parts = self._parts()
+        parts = [self._form(part, length) for part, length in zip(parts, lengths)]
         sending = [self._send(peer, parts[peer], lengths[peer]) for peer in peers]
         for peer in peers:
             parts[peer] = yield from self._receive(peer, lengths[rank])
@@ -78,14 +103,37 @@ class PairSum(Phased):
         for peer in peers:
             parts[peer] = yield from self._receive(peer, lengths[peer])
         yield from sending
-        at = [own.indices + low for own, low in zip(parts, starts) if own.indices is not None]
-        if len(at) == size and sum(map(len, at)) <= self._limit:
-            self.total = Stream(np.concatenate(at), np.concatenate([part.values for part in parts]))
-            return
-        vector = np.zeros(self._length, self._value_type)
-        for part, place in zip(parts, places):
-            vector[place][... if part.indices is None else part.indices] = part.values
-        self.total = Stream(None, vector)
+        self.total = self._whole(parts)
+
+    def _ring(self) -> Iterator[Part]:
+        """A part goes round, and each rank prunes what it has added to; then the sums go round."""
+        rank, size = self._channel.rank, self._channel.size
+        lengths, parts = self._parts()
+        self._pruned = []
+        parts[rank] = self._prune(parts[rank], rank, lengths[rank])
+        for hop in range(2 * (size - 1)):
+            here, after = (rank - hop) % size, (rank - hop - 1) % size
+            sending = self._send((rank + 1) % size, parts[here], lengths[here])
+            found = yield from self._receive((rank - 1) % size, lengths[after])
+            yield sending
+            if hop < size - 1:
+                found = self._prune(add(found, parts[after]), after, lengths[after])
+            parts[after] = found
+        self.total = self._whole(parts)
+
+    def _prune(self, stream: Stream, part: int, length: int) -> Stream:
+        """A part without its smallest pairs, beyond a p-th of those that this rank gave.
+
+        A part that has become a vector takes as many bytes whatever is left out.
+        """
+        most = -(-len(self._mine.values) // self._channel.size)
+        indices, values = stream
+        if indices is None or len(indices) <= most:
+            return self._form(stream, length)
+        order = np.argsort(np.abs(values).astype(np.float64))  # NaN counts as largest
+        left, kept = np.sort(order[: len(order) - most]), np.sort(order[len(order) - most :])
+        self._pruned.append(Stream(indices[left] + self._starts[part], values[left]))
+        return self._form(Stream(indices[kept], values[kept]), length)
 
     def _doubling(self) -> Iterator[Part]:
         rank, fold, n = self._channel.rank, Fold(self._channel.size), self._length

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 _INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
 _COMPARED = ("length", "dense_at", "type of the values", "type of the indices", "algorithm")
 #: Ways of a sum.
-ALGORITHMS = ("recursive_doubling", "split_allgather")
+ALGORITHMS = ("recursive_doubling", "split_allgather", "pruned_ring")
 #: Bytes of an index on the wire, unless it lies far from the one before; and what far is.
 GAP_BYTES, _FAR = 2, 0xFFFF
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
 
@@ -324,7 +325,7 @@ def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[
 def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
     """Open the reports on rank 0; yields a function that takes records for them and the caller."""
     steps, done, again = parts.total_steps, parts.steps_done, is_test_missing(parts)
-    reports = recorder(parts.config, steps, done, tests_again=again)
+    reports = recorder(parts.config, steps, done, tests_again=again, keys=_keys(parts))
     with reports if parts.comm.rank == 0 else nullcontext() as report:
 
         def write(record: Record) -> None:
@@ -340,12 +341,18 @@ def _reports(parts: Parts, on_record: Write | None) -> Iterator[Write]:
         yield write
 
 
-def _start(parts: Parts) -> Start:
-    software, own = provenance(), parts.objects
+def _keys(parts: Parts) -> dict[str, dict[str, Any]]:
+    """The job's keys by table, with what the program brings."""
+    own = parts.objects
     data = own.data and own.data.train
     brought = {"model": own.layers, "data": getattr(data, "data", data)}
     brought |= {"loss": own.loss, "optimizer": own.optimizer}
     kinds = {f"own.{key}": name_of(one) for key, one in brought.items() if one is not None}
+    return as_read(parts.config, kinds)
+
+
+def _start(parts: Parts) -> Start:
+    software = provenance()
     return Start(
         ranks=parts.comm.size,
         processes=parts.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
@@ -354,7 +361,7 @@ def _start(parts: Parts) -> Start:
         algorithm=parts.store.algorithm,
         reason=parts.store.reason,
         parameters=parts.model.size,
-        config=as_read(parts.config, kinds),
+        config=_keys(parts),
         date=software.pop("date"),
         software=software,
         devices=parts.comm.allgather(parts.device.name),

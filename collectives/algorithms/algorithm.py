@@ -28,7 +28,7 @@ class Algorithm:
         keeps_order: reduces in rank order at every size, as operations that do not commute need.
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
         uneven: blocks may differ in length (v-variants).
-        uniform: every round moves equal messages over equal distances.
+        uniform: in each round, all ranks move equal messages over equal distances.
         compose: used without ``rounds``: ``compose(size, **options)`` is a schedule made of others;
             for a collective with a root, ``compose(size, root, **options)``.
 

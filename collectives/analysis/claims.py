@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from dataclasses import replace
+from itertools import zip_longest
 
 from collectives.algorithms import REGISTRY, Algorithm
 from collectives.algorithms.guard import guarded
@@ -44,20 +45,23 @@ def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
 
 
 def _expect_uniform(schedule: Schedule) -> None:
-    """Rounds with messages have equal numbers, distances and lengths of them, on every rank."""
-    first: list[tuple[bool, int, int]] = []
+    """Each round has equal numbers, distances and lengths of messages on every rank."""
+    first: list[list[tuple[bool, int, int]]] = []
     for rank in range(schedule.size):
-        for number, steps in enumerate(schedule.rounds(rank)):
-            ways = [
+        every = [
+            sorted(
                 (isinstance(s, Send), (s.peer - rank) % schedule.size, s.chunk.length)
                 for s in steps
                 if not isinstance(s, Copy)
-            ]
-            first = first or sorted(ways)
-            if ways and sorted(ways) != first:
+            )
+            for steps in schedule.rounds(rank)
+        ]
+        first = first or every
+        for number, (ways, wanted) in enumerate(zip_longest(every, first)):
+            if ways != wanted:
                 raise ScheduleError(
-                    f"{schedule} says uniform=True, and rank {rank} round {number} is unlike the "
-                    "first one"
+                    f"{schedule} says uniform=True, and rank {rank} round {number} is unlike that "
+                    "of rank 0"
                 )
 
 

@@ -6,6 +6,7 @@ before (rendezvous), and a round ends with the last of its messages and its redu
 """
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,21 +47,21 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     take seconds.
 
     Args:
-        uniform: on all ranks, all rounds with messages move as many bytes over the same distances
-            (a ring); then one such round stands for all, and the work of rank 0 for every rank's.
+        uniform: in each round, all ranks move as many bytes over the same distances (a ring); then
+            rounds alike are simulated once, and the work of rank 0 stands for every rank's, unless
+            rounds differ whose messages end at several times.
 
     Raises:
         ScheduleError: if the ends of a message lie in rounds of different numbers.
-        TooLarge: if there are too many steps; of uniform rounds, in one.
+        TooLarge: if there are too many steps; of uniform rounds, of rank 0.
     """
     size = schedule.size
     cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
     rounds = list(schedule.rounds(0))
-    each = max(map(len, rounds), default=0) if uniform else sum(map(len, rounds))
-    if size * each > MOST_STEPS:
-        raise TooLarge(f"{schedule} has too many steps to simulate: {size * each}")
-    if uniform:
-        return _alike(rounds, size, cut, machine)
+    if uniform and (seconds := _alike(rounds, size, cut, machine)) is not None:
+        return seconds
+    if (steps := size * sum(map(len, rounds))) > MOST_STEPS:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {steps}")
     clock = np.zeros(size)
     together = zip_longest(*(schedule.rounds(rank) for rank in range(size)), fillvalue=())
     with _no_garbage_collection():
@@ -134,18 +135,26 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
     return np.array_equal(np.sort(sent), np.sort(received))
 
 
-def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> float:
-    """Seconds of rank 0's ``rounds``, where all ranks and all rounds with messages are alike."""
-    talks = [sent for steps in rounds if (sent := [s for s in steps if isinstance(s, Send)])]
+def _alike(rounds: Sequence[Round], size: int, cut: Cut, machine: Machine) -> float | None:
+    """Seconds of rank 0's ``rounds``, where all ranks are alike; None if they do not stay so."""
     worked = [s.chunk[1:] for steps in rounds for s in steps if not isinstance(s, Send | Recv)]
     lengths = np.diff(cut.offsets(np.array(worked, int).reshape(-1, 2)))
     seconds = machine.gamma * float(lengths.sum())
-    if talks:
-        peers, lengths = np.array([(step.peer, step.chunk.length) for step in talks[0]]).T
+    sent = (
+        tuple((s.peer, s.chunk.length) for s in steps if isinstance(s, Send)) for steps in rounds
+    )
+    talks = Counter(filter(None, sent))
+    if size * max(map(len, talks), default=0) > MOST_STEPS:
+        return None
+    for talk, times in talks.items():
+        peers, lengths = np.array(talk).T
         source = np.repeat(np.arange(size, dtype=np.int64), len(peers))
         target = (source + np.tile(peers, size)) % size
         nbytes = np.tile(cut.offsets(lengths), size).astype(float)
-        seconds += len(talks) * float(_ends(np.zeros(size), source, target, nbytes, machine).max())
+        ends = _ends(np.zeros(size), source, target, nbytes, machine)
+        if len(talks) > 1 and np.ptp(ends):
+            return None
+        seconds += times * float(ends.max())
     return seconds
 
 

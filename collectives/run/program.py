@@ -93,9 +93,9 @@ def main(given: Sequence[str]) -> int:
             traceback.print_exc()
             raise SystemExit(128 + signal.SIGINT) from None
         except (ImportError, RuntimeError):
-            if "mpi4py" in sys.modules and "mpi4py.MPI" not in sys.modules:
-                from collectives.about import load_mpi_or_exit
+            from collectives.about import has_no_mpi, load_mpi_or_exit
 
+            if has_no_mpi():
                 load_mpi_or_exit(parser)
             raise
     return 0

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collectives import LaunchError
+from collectives.about import has_no_mpi, load_mpi
 from collectives.commands import above_zero, add_ranks, also, positive
 from mpitrain import extras
 from mpitrain.commands import methods, scale, schedules, search, submitting
@@ -113,6 +115,11 @@ def run(options: argparse.Namespace) -> int:
         raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
         message: Exception | str = error
+        if has_no_mpi():
+            try:
+                load_mpi()
+            except LaunchError as missing:
+                message = missing
         if isinstance(error, OSError) and error.strerror:
             place = f"{error.filename}: " if error.filename else ""
             message = f"{place}{error.strerror}; name another file or folder"

@@ -170,7 +170,12 @@ def _size(
         virtual += ["--async-progress"] if options.async_progress else []
         virtual += ["--topology", options.topology, "--slower", str(slower)]
         virtual += ["--alpha", str(options.alpha), "--bandwidth", str(options.bandwidth)]
-    log = trained(str(options.config), ranks, sets, folder / str(ranks), virtual)
+    try:
+        log = trained(str(options.config), ranks, sets, folder / str(ranks), virtual)
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):
+            raise ConfigError(f"{error}, or give --virtual") from error
+        raise
     found = measured(log, config.server.ranks, *before[:1])
     if job and (whole := steps(job, config)):
         found = replace(found, hours=found.step_s * whole / 3600)

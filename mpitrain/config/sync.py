@@ -19,16 +19,18 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
         start: first steps without a codec.
         least: elements below which a matrix travels as it is; vectors always do.
         sparse: algorithm that sums the gradients of ``topk`` and ``dgc``: ``recursive_doubling``,
-            or SparCML's ``split_allgather``, for many ranks that choose alike.
+            SparCML's ``split_allgather``, for many ranks that choose alike, or ``pruned_ring``,
+            which sends 1/ranks of a rank's pairs at a time: the smallest beyond these go into the
+            residual of the rank that has them then.
     """
 
     codec: str = "none"
     feedback: Annotated[Literal["auto", "on", "off"], ReadBy("codec")] = "auto"
     start: Annotated[Whole, ReadBy("codec")] = 0
     least: Annotated[Whole, ReadBy("codec")] = 1024
-    sparse: Annotated[Literal["recursive_doubling", "split_allgather"], ReadBy("codec")] = (
-        "recursive_doubling"
-    )
+    sparse: Annotated[
+        Literal["recursive_doubling", "split_allgather", "pruned_ring"], ReadBy("codec")
+    ] = "recursive_doubling"
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):

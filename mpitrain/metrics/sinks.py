@@ -114,9 +114,12 @@ def expect(names: Iterable[str]) -> None:
 
 
 @contextmanager
-def sink(name: str, config: Config, done: int) -> Iterator[Write]:
+def sink(
+    name: str, config: Config, done: int, keys: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[Write]:
     """Open a sink; yields a function that takes records.  ReportError: it fails, now or later."""
-    usual, job = by_key(msgspec.to_builtins(Config())), by_key(msgspec.to_builtins(config))
+    usual = by_key(msgspec.to_builtins(Config()))
+    job = by_key(keys or msgspec.to_builtins(config))
     changed = {key: value for key, value in job.items() if value != usual[key]}
     with ExitStack() as stack:
         with _failing(name):

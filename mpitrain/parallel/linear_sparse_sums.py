@@ -72,7 +72,9 @@ class LinearSum(TensorSum):
 
 
 class SparseSum(TensorSum):
-    """The sum of the elements that a ``Sparse`` codec chooses; it loses nothing on the way.
+    """The sum of the elements that a ``Sparse`` codec chooses.
+
+    It loses nothing on the way, or, in a ring, what the memory gets back.
 
     Cost: see :func:`collectives.sparse_allreduce`; nearly log2 p times the pairs of a rank, or the
     bytes of the vector where the ranks chose too differently for that to pay.
@@ -110,6 +112,8 @@ class SparseSum(TensorSum):
             memory.keep(coded, sent)
         self._sum.give(chosen, values)
         yield from self._sum.phases()
+        if memory:
+            memory.give_back(*self._sum.pruned)
         indices, total = self._sum.total
         if indices is None:
             coded[...] = total

@@ -23,7 +23,7 @@ def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4, splits: bool
     """Bytes sent by all ranks together in a sparse all-reduce of n elements.
 
     All ranks choose the same ``pairs``, less than 65,536 places apart, and evenly if a
-    ``split_allgather`` ``splits`` them.
+    ``split_allgather`` or a ``pruned_ring`` ``splits`` them.
     """
     nbytes = min(pairs * (GAP_BYTES + itemsize), n * itemsize)
     if splits:
@@ -63,7 +63,7 @@ def coded_bytes(
     if isinstance(codec, LinearCodec):
         return sent + dense_bytes(codec.nbytes(coded, itemsize), ranks)
     if isinstance(codec, Sparse):
-        splits = how.table.sparse == "split_allgather"
+        splits = how.table.sparse != "recursive_doubling"
         return sent + sparse_bytes(n, pairs, ranks, itemsize, splits)
     return sent + 2 * ranks * (ranks - 1) * codec.nbytes(shards(n, ranks)[0])
 

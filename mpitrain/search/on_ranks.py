@@ -42,7 +42,7 @@ def output(command: Sequence[str], who: str, seconds: float) -> str:
                 command, stdin=subprocess.DEVNULL, stdout=told, stderr=failed
             )
         except OSError as error:
-            raise ConfigError(f"{who}: {error.strerror}") from error
+            raise ConfigError(f"{who}: {error.strerror}; set MPIEXEC to MPI's launcher") from error
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -133,6 +133,8 @@ def test_version_starts_no_mpi(package):
     [
         ("mpitrain", "doctor"),
         ("mpitrain", "train", "digits", "--virtual", "2"),
+        ("mpitrain", "scale", "digits_mlp"),
+        ("mpitrain", "plan", "digits_mlp", "-n", "2"),
         ("collectives", "bench", "allreduce"),
         ("collectives", "tune"),
         ("collectives", "run", "-m", "mpi4py.bench", "helloworld"),

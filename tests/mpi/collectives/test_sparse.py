@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import InvalidBuffer, MismatchError
-from collectives.sparse import Traffic, sparse_allreduce
+from collectives import Communicator, InvalidBuffer, MismatchError
+from collectives.codec import Residual
+from collectives.sparse import SparseAllreduce, Traffic, sparse_allreduce
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
@@ -124,6 +125,58 @@ def test_the_split_sends_each_pair_once_and_each_sum_to_all(comm):
     assert found.tolist() == indices.tolist() and (total == p).all()
     assert traffic.sent == 2 * (p - 1) * (HEADER + (2 + 4) * 10)
     assert traffic.dense == 2 * (p - 1) * 4000
+
+
+@pytest.mark.parametrize("length", [1, 3, 40, 1001])
+def test_a_ring_loses_nothing_that_it_prunes(comm, length):
+    """Sums of quarters are exact: what all were told and what they have left is what they had."""
+    rng, keep, steps = np.random.default_rng([3, comm.rank]), max(1, length // 9), 12
+    left, given, told = Residual(np.zeros(length)), np.zeros(length), np.zeros(length)
+    with Communicator(comm) as own:
+        plan, traffic = SparseAllreduce(own, length, "f8", "pruned_ring"), own.count_traffic()
+        for step in range(steps):
+            x = rng.integers(-9, 10, length) / 4
+            given += x * (step != 5)
+            left.add_to(x)
+            chosen = np.sort(np.argsort(np.abs(x))[-keep:]).astype(np.uint32)
+            sent = np.zeros(length)
+            sent[chosen] = x[chosen]
+            left.keep(x, sent)
+            plan.give(chosen, x[chosen])
+            before = traffic.sent
+            plan.Start()
+            plan.Wait()
+            most = HEADER + (2 + 8) * -(-keep // comm.size)
+            assert traffic.sent - before <= 2 * (comm.size - 1) * most
+            total = plan.total.values if plan.total.indices is None else tuple(plan.total)
+            check_same(comm, total)
+            left.give_back(*plan.pruned)
+            if step == 5:  # the step is skipped: nothing has happened
+                left.rollback()
+                continue
+            left.commit()
+            told += dense(total, length)
+        plan.Free()
+    sums = np.array([sum(MPI.Intracomm(comm).allgather(part)) for part in (given, left.value)])
+    assert np.array_equal(sums[0], told + sums[1])
+    assert told.any() and (sums[1].any() or length == 1)
+
+
+def test_a_ring_prunes_the_smallest_and_names_them_once(comm):
+    """All ranks choose the same places of one part, which has more than its share of pairs."""
+    p, length = comm.size, 30 * comm.size
+    indices, values = np.arange(6, dtype=np.uint32), np.array([6.0, -5, 4, 3, -2, 1])
+    with Communicator(comm) as own:
+        plan = SparseAllreduce(own, length, "f8", "pruned_ring")
+        plan.give(indices, values)
+        plan.Start()
+        plan.Wait()
+        most = -(-6 // p)
+        assert plan.total.indices.tolist() == [*range(most)]
+        assert np.array_equal(plan.total.values, p * values[:most])
+        places, dropped = plan.pruned
+        assert dict(zip(places.tolist(), dropped)) == dict(zip(range(most, 6), values[most:]))
+        plan.Free()
 
 
 def test_indices_that_lie_far_apart_travel_whole(comm):

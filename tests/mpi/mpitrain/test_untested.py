@@ -1,6 +1,7 @@
 """Jobs without samples to test on: trained as with them, and what goes by tests is refused."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -9,6 +10,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Summary
+from mpitrain.metrics.sinks import SINKS
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net
@@ -49,9 +51,12 @@ def test_it_trains_as_with_a_test(comm, folder, capfd):
     assert "without a test, after" in write_report(folder / "run").read_text()
 
 
-def test_the_start_names_the_programs_own_parts_and_none_of_the_defaults(comm, folder):
+def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, folder, monkeypatch):
+    seen = {}
+    tracker = lambda folder, job, done: nullcontext(lambda *_: seen.update(job))  # noqa: E731
+    monkeypatch.setitem(SINKS, "csv", tracker)
     given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
-    own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+    own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01), records=["csv"])
     with without(folder, **given, **own, epochs=1) as trainer:
         trainer.fit()
     if comm.rank:
@@ -63,6 +68,9 @@ def test_the_start_names_the_programs_own_parts_and_none_of_the_defaults(comm, f
     assert not {"name", "test_fraction"} & told["data"].keys()
     assert not {"kind", "channels"} & told["model"].keys()
     assert told["loss"]["name"] == "cross_entropy"
+    assert [seen[f"own.{part}"] for part in ("data", "model", "optimizer")] == [
+        "Quadrants", "Sequential", "Adam",
+    ]  # fmt: skip
 
 
 def test_classes_are_those_of_the_model(comm, folder):

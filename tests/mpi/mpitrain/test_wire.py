@@ -66,6 +66,27 @@ def test_a_code_sends_what_its_formula_says(name, dtype):
             found.Free()
 
 
+@pytest.mark.parametrize("name", ["topk:keep=0.1", "dgc:keep=0.1,momentum=0"])
+def test_what_a_ring_prunes_is_left_to_the_rank_that_pruned_it(name):
+    """Quarters, whose sums are exact: sums and what is left add up to what the ranks have given."""
+    how = build.compression(Compress(name, least=1, sparse="pruned_ring"))
+    with Communicator(MPI.COMM_WORLD) as comm:
+        found, made_by, own, _ = sums(comm, how, SHAPES["large"][:1], np.float64)
+        rng, given, told = np.random.default_rng([9, comm.rank]), 0, 0
+        for step in range(6):
+            own[...] = rng.integers(-9, 10, own.size) / 4
+            given = given + own
+            made_by.begin(step, 1.0)
+            found.Start()
+            found.Wait()
+            told = told + own
+            made_by.commit()
+        left = made_by.sums[0].memory.value
+        assert np.array_equal(comm.allreduce(given), told + comm.allreduce(left))
+        assert (told != 0).mean() < 0.7 and np.abs(told).max() > 0
+        found.Free()
+
+
 def test_nothing_is_sent_of_nothing(comm):
     for name in NAMES:
         how = build.compression(Compress(name, least=1))

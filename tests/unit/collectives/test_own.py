@@ -137,7 +137,7 @@ def rotate(rank, size):
             {"chunks": lambda size: size, "keeps_order": True},
             "says keeps_order=True, and it does not reduce in rank order",
         ),
-        (binomial_tree.allreduce, {"uniform": True}, "says uniform=True, and rank 0"),
+        (binomial_tree.allreduce, {"uniform": True}, "says uniform=True, and rank 1"),
         (recursive_doubling, {"uneven": True}, "says uneven=True"),
     ],
 )

@@ -105,8 +105,9 @@ def test_a_torus_shares_links_between_hops():
 
 @pytest.mark.parametrize("network", [Topology(LINK), Cluster(LINK, 4), Torus(LINK, shape=(3, 4))])
 @pytest.mark.parametrize("ports", ["one", "multi"])
-def test_one_round_of_a_uniform_schedule_stands_for_all(network, ports):
-    """Rounds that only copy, or only some that reduce, count as what they are."""
+def test_rank_0_of_a_uniform_schedule_stands_for_all(network, ports):
+    """Rounds that only copy, or only some that reduce, count as what they are; of rounds that
+    differ, none is skipped where links do."""
     machine = Machine(network, GAMMA, ports)
     for algorithm in (one for one in ALGORITHMS if one.uniform):
         for size in (1, 2, 12):
@@ -122,6 +123,9 @@ def test_what_is_too_large_is_left_out_and_segments_are_not_uniform(monkeypatch,
     assert main(["simulate", "-n", "32", "--algorithm", "ring,ring:segments=4"]) == 0
     _, ring, segments, fastest = capsys.readouterr().out.splitlines()[-1].split()
     assert float(ring) and (segments, fastest) == ("-", "ring")
+    assert main(["cost", "alltoall", "-n", "32"]) == 0  # 31 rounds that differ by their distance
+    pairwise, bruck, linear = capsys.readouterr().out.splitlines()[2:5]
+    assert float(pairwise.split()[2]) and float(bruck.split()[2]) and linear.split()[2] == "-"
 
 
 def test_shapes():

@@ -97,3 +97,10 @@ def test_a_goal_is_a_finite_number(goal, capsys):
     with pytest.raises(SystemExit):
         main(["scale", "digits_mlp", "-n", "1", "--until", goal])
     assert "expected a goal, as loss=0.3" in capsys.readouterr().err
+
+
+def test_without_a_launcher_virtual_ranks_are_the_way_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPIEXEC", "/nowhere/mpiexec")
+    assert main(["scale", "digits_mlp", "-n", "1"]) == 2
+    assert "set MPIEXEC to MPI's launcher, or give --virtual" in capsys.readouterr().err
