@@ -40,7 +40,7 @@ class PairSum(Phased):
     ) -> None:
         """Its messages have ``tag``; ``limit`` is the most pairs that travel as such."""
         assert mine.indices is not None, "callers give pairs"
-        self._way, self._pruned = algorithm, list[Stream]()
+        self._way, self._pruned = algorithm, list[tuple[Array, Array]]()
         self.algorithm = f"sparse {algorithm.replace('_', ' ')}"
         super().__init__(comm, [])
         self._mine = self.total = mine
@@ -55,11 +55,11 @@ class PairSum(Phased):
         return ways.get(self._way, self._doubling)()
 
     @property
-    def pruned(self) -> Stream:
+    def pruned(self) -> tuple[Array, Array]:
         """Pairs that this rank took off on the way of the last run; places in no order."""
-        none = Stream(np.empty(0, self._index_type), np.empty(0, self._value_type))
+        none = np.empty(0, self._index_type), np.empty(0, self._value_type)
         indices, values = zip(none, *self._pruned)
-        return Stream(np.concatenate(indices), np.concatenate(values))
+        return np.concatenate(indices), np.concatenate(values)
 
     def _parts(self) -> tuple[list[int], list[Stream]]:
         """Lengths of the ranks' parts of the places, and the pairs of each, counted from its
@@ -132,7 +132,7 @@ class PairSum(Phased):
             return self._form(stream, length)
         order = np.argsort(np.abs(values).astype(np.float64))  # NaN counts as largest
         left, kept = np.sort(order[: len(order) - most]), np.sort(order[len(order) - most :])
-        self._pruned.append(Stream(indices[left] + self._starts[part], values[left]))
+        self._pruned.append((indices[left] + self._starts[part], values[left]))
         return self._form(Stream(indices[kept], values[kept]), length)
 
     def _doubling(self) -> Iterator[Part]:

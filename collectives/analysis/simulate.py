@@ -60,8 +60,8 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
     rounds = list(schedule.rounds(0))
     if uniform and (seconds := _alike(rounds, size, cut, machine)) is not None:
         return seconds
-    if (steps := size * sum(map(len, rounds))) > MOST_STEPS:
-        raise TooLarge(f"{schedule} has too many steps to simulate: {steps}")
+    if (every := size * sum(map(len, rounds))) > MOST_STEPS:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {every}")
     clock = np.zeros(size)
     together = zip_longest(*(schedule.rounds(rank) for rank in range(size)), fillvalue=())
     with _no_garbage_collection():

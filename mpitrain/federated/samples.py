@@ -80,8 +80,8 @@ def _named(given: Any, data: Any, samples: int) -> tuple[list[Array], list[str]]
         raise ConfigError(f"own.clients: they cannot be read: {words(error)}") from error
     if names.shape != (samples,) or names.dtype.kind not in "iuU" or not is_kept:
         raise ConfigError(
-            f"own.clients: expected the client of each of {samples} samples, whole numbers or "
-            f"texts of shape ({samples},), got {names.dtype} of shape {names.shape}"
+            f"own.clients: expected the client of each of the {samples} training samples, whole "
+            f"numbers or texts of shape ({samples},), got {names.dtype} of shape {names.shape}"
         )
     kinds, client = np.unique(names, return_inverse=True)
     ends = np.cumsum(np.bincount(client))[:-1]

@@ -133,7 +133,7 @@ def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
     [
         (None, dict(split="own"), "set both, or none"),
         ([0], dict(), "set both, or none"),
-        ([0, 1], dict(split="own"), r"the client of each of 1437 samples, .* of shape \(2,\)"),
+        ([0, 1], dict(split="own"), r"each of the 1437 training samples, .* of shape \(2,\)"),
         (lambda data: data[-1].none, dict(split="own"), "they cannot be read: AttributeError"),
         (lambda data: [7] * len(data), dict(split="own"), "names 1 clients, and the job says 20"),
         (lambda data: ["\ud800"] * len(data), dict(split="own"), "cannot be read: UnicodeEncode"),
