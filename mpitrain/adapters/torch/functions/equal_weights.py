@@ -173,8 +173,8 @@ class EqualWeights:
             new = Sample(*({n: p.clone() for n, p in rows(parts, row).items()} for parts in own))
             kept.append((new, self._values(new)))
             if self._keeps and isfinite(kept[-1][1][0]):
-                kept.sort(key=lambda known: known[1][0])
-                kept = [kept[0], kept[-1]]
+                # The older of equals: one of this micro-batch would have the weight of its others.
+                kept = [choose(kept, key=lambda known: known[1][0]) for choose in (min, max)]
                 self._kept, self._known = [one for one, _ in kept], (kinds, kept)
         return max(kept, key=lambda known: abs(known[1][0] - found))
 
