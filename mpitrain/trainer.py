@@ -304,10 +304,10 @@ class Trainer(ClosedTogether):
             allow_changes: accept the checkpoint of another job, for example with another loss or
                 other frozen values, as far as it fits.
             on_record: function that each rank calls with each record of
-                :mod:`mpitrain.metrics.records`, which is the same on all ranks: a ``Step`` after a
-                step, an ``Epoch`` after a test.  It may call :meth:`end`, :meth:`save` and
-                :meth:`gather` and set :attr:`rate_factor`, alike on all ranks.  Costs a small
-                message a step.
+                :mod:`mpitrain.metrics.records`, which is the same on all ranks: a ``Start`` first,
+                a ``Step`` after a step, an ``Epoch`` after a test, and others.  It may call
+                :meth:`end`, :meth:`save` and :meth:`gather` and set :attr:`rate_factor`, alike on
+                all ranks.  Costs a small message a step.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.

@@ -60,6 +60,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"it has more than {_LARGEST} bytes")
+        if path.suffix == ".py":
+            raise ValueError("it is a program: start it with mpirun, or name its parts in [own]")
         tables = tomllib.loads(text.decode("utf-8-sig"))
     except RecursionError as error:
         raise ConfigError(f"cannot read the job file {path}: it is nested too deeply") from error

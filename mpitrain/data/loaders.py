@@ -173,7 +173,7 @@ def settings(
     if not is_asked and found.batch_size:
         own["batch_size"] = found.batch_size
     # torch's size is 1 where a program says none.
-    elif found.batch_size > 1 and not found.gives_batches and found.batch_size != train.batch_size:
+    elif found.batch_size > 1 and found.batch_size != train.batch_size:
         raise DataError(
             f"train_data is a DataLoader with batches of {found.batch_size} samples, over all "
             f"ranks, and train.batch_size = {train.batch_size}; leave one of them out"

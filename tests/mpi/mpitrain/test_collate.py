@@ -260,8 +260,9 @@ REFUSED = [
      DataError, "the batch of samples 0, 1, 2 of Lines: collate_fn: ZeroDivisionError"),
     (of(Lines(50, 1)) | {"test_data": None, "metrics": None, "cuts": ()},
      DataError, "or collate_fn= must make batches of them"),
-    (of(torch.utils.data.DataLoader(Waves(50, 1), 12)) | {"batch_size": 8},
-     DataError, "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of"),
+    *((of(loader) | {"batch_size": 8}, DataError,
+       "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of")
+      for loader in (torch.utils.data.DataLoader(Waves(50, 1), 12), loader_of(Buckets))),
     (of(None) | {"collate_fn": pad}, TypeError, "collate_fn without train_data"),
 ]  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Modules, data and losses that ``mpitrain.Trainer`` refuses, on all ranks at once."""
 
+from functools import partial
+
 import pytest
 from mpi4py import MPI
 
@@ -45,15 +47,15 @@ class Classes(Waves):
 
 
 class Added(torch.nn.Module):
-    """A number beside the outputs."""
+    """Something beside the outputs."""
 
-    def __init__(self):
+    def __init__(self, more=torch.sum):
         super().__init__()
-        self.inner = net()
+        self.inner, self.more = net(), more
 
     def forward(self, x):
         y = self.inner(x)
-        return {"y": y, "more": y.sum()}
+        return {"y": y, "more": self.more(y)}
 
 
 lr_scheduler = torch.optim.lr_scheduler
@@ -104,7 +106,14 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             ConfigError,
             "all of its parameters are frozen.*unfreeze",
         ),
-        ({"model": Added} | ALONE, ConfigError, "its output 'more' is a single number, and no me"),
+        *(
+            ({"model": partial(Added, more)} | ALONE, ConfigError, message)
+            for more, message in (
+                (torch.sum, "its output 'more' is a single number, and no mean"),
+                (lambda y: y.new_ones(3), "its output 'more' has 3 rows for 2 samples; give one"),
+                (lambda y: torch.autograd.grad(y.sum(), y)[0], r"it under torch.enable_grad\(\)"),
+            )
+        ),
         (
             CLASSES | {"train_data": Quadrants(48, 1), "model": lambda: net(2)},
             DataError,

@@ -139,9 +139,12 @@ def test_a_job_is_read_again_as_it_was(job):
         assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
 
-def test_a_device_is_no_job_file():
-    with pytest.raises(ConfigError, match="cannot read the job file /dev/zero: it has more than"):
-        load(Path("/dev/zero"))
+@pytest.mark.parametrize(
+    ("path", "why"), [("/dev/zero", "it has more"), (__file__, "it is a program")]
+)
+def test_other_files_are_no_job_files(path, why):
+    with pytest.raises(ConfigError, match=f"cannot read the job file {path}: {why}"):
+        load(Path(path))
 
 
 def test_an_own_algorithm_is_registered_by_the_program(tmp_path):

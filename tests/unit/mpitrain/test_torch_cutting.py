@@ -200,7 +200,7 @@ def on_both_sides(m, x):
 
 
 CANNOT = [
-    (Forked, ["bodi"], r"no module 'bodi'; there are body, body\.0"),
+    (Forked, ["bodi"], "no module 'bodi'; did you mean 'body'"),
     (Forked, ["head", "body"], "not in the order in which they are called, once each: body, h"),
     (Forked, ["body", "body.1"], "not in the order"),
     (Forked, ["twice"], "once each: twice, twice"),

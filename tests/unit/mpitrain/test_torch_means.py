@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -252,6 +252,7 @@ def test_labels_that_are_no_fractions_have_the_type_of_the_outputs(kind):
     weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     seed=st.integers(0, 99),
 )
+@example(rare=[False, *5 * [True]], cuts=[1], weight=0.5, seed=1)
 def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
     def metric(outputs, labels):
         weights = torch.where(labels > RARE, weight, 1.0)

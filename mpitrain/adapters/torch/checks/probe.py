@@ -179,7 +179,7 @@ def _named_outputs(found: Any) -> dict[str, Any]:
     return dict(zip(names, parts, strict=True))
 
 
-def expect_outputs(found: Tensors) -> None:
+def expect_outputs(found: Tensors, samples: int) -> None:
     """Raise ``ValueError`` unless all outputs are dense real tensors with a row for each sample."""
     if not found:
         raise ValueError("it gives no tensor; give outputs with a row for each sample")
@@ -201,3 +201,10 @@ def expect_outputs(found: Tensors) -> None:
                 f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
                 "complex numbers and what takes them into one module, or give view_as_real()"
             )
+    counts = {name: len(part) for name, part in found.items()}
+    if len({*counts.values()}) > 1:
+        name, count = next(one for one in counts.items() if one[1] != samples)
+        raise ValueError(
+            f"its output {name!r} has {count} rows for {samples} samples; give one for each; "
+            "parameters, as weights of losses, need not be outputs: the loss function may read them"
+        )

@@ -28,6 +28,12 @@ from mpitrain.fields import as_given
 
 #: Rounding of a mean in float64, and of one that cannot be computed in float64.
 _IN_FLOAT64, _OTHERWISE = 1e-9, 1e-3
+#: Ways out for what is no mean.
+_OF_METRICS = "or give mpitrain.AllSamples(function), which is called once, with all samples"
+_OF_LOSSES = (
+    "for several means, a list of such pairs; a loss that compares the samples of a batch with one "
+    "another is for a loop of your own over torch.distributed: examples/pytorch/contrastive.py"
+)
 
 
 class _Difference(NamedTuple):
@@ -111,14 +117,12 @@ class EqualWeights:
     def _fault(self, wrong: _Difference, own: Sample) -> ConfigError:
         """The sentence about a difference."""
         twice = 2 * length(own.labels)
-        whole = "; or give mpitrain.AllSamples(function), which is called once, with all samples"
-        instead = whole if self._what.startswith("metrics") else ""
+        instead = _OF_METRICS if self._what.startswith("metrics") else _OF_LOSSES
         if wrong.name != "mean":
             return ConfigError(
                 f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "
                 f"{wrong.expected:.6g} for parts of them together; it must add up, or it is "
-                "another one in every layout: compare no sample with others of its batch, and give "
-                f"a sum, no mean{instead}"
+                f"another one in every layout: give a sum, no mean; {instead}"
             )
         shapes = [tuple(part.shape) for parts in own for part in parts.values()]
         if len({*shapes}) == 2 == len(shapes) and prod(shapes[0]) == prod(shapes[1]):
@@ -130,7 +134,7 @@ class EqualWeights:
             f"{self._what} of {twice} samples is {wrong.whole:.6g}, and the mean over them "
             f"{wrong.expected:.6g}; a single number must be a mean over samples with equal "
             "weights, or it is another one in every layout: return (sum, count), the sum of what "
-            f"counts (labels that are not left out, weights) and its number{instead}"
+            f"counts (labels that are not left out, weights) and its number; {instead}"
         )
 
     def _values(self, own: Sample) -> tuple[float, ...]:
@@ -169,8 +173,8 @@ class EqualWeights:
             new = Sample(*({n: p.clone() for n, p in rows(parts, row).items()} for parts in own))
             kept.append((new, self._values(new)))
             if self._keeps and isfinite(kept[-1][1][0]):
-                kept.sort(key=lambda known: known[1][0])
-                kept = [kept[0], kept[-1]]
+                # The older of equals: one of this micro-batch would have the weight of its others.
+                kept = [choose(kept, key=lambda known: known[1][0]) for choose in (min, max)]
                 self._kept, self._known = [one for one, _ in kept], (kinds, kept)
         return max(kept, key=lambda known: abs(known[1][0] - found))
 

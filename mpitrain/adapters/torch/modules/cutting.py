@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from collectives.errors import hint
 from mpitrain.adapters.torch.arrays import tensors_of
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, one_line, options
 from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial, absent
@@ -75,8 +76,8 @@ def expanded(module: nn.Module, after: str | Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in [after] if isinstance(after, str) else after:
         if name not in known:
-            there = ", ".join(filter(None, known))
-            raise ValueError(f"cuts: there is no module {name!r}; there are {there}")
+            near = hint(name, filter(None, known))
+            raise ValueError(f"cuts: there is no module {name!r}; {near}")
         is_list = isinstance(known[name], lists)
         found += [f"{name}.{own}" for own in known[name]._modules] if is_list else [name]
     return found

@@ -20,7 +20,14 @@ from mpitrain.adapters.torch.arrays import (
 )
 from mpitrain.adapters.torch.checks.module import note_inputs
 from mpitrain.adapters.torch.checks.module_class import moves, refuse, untouched
-from mpitrain.adapters.torch.checks.probe import MISFITS, Form, Tensors, expect_outputs, one_line
+from mpitrain.adapters.torch.checks.probe import (
+    MISFITS,
+    Form,
+    Tensors,
+    expect_outputs,
+    length,
+    one_line,
+)
 from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
@@ -149,7 +156,9 @@ class TorchModule(Layer):
                 return found
             except MISFITS as error:
                 refused = refused or error
-        text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
+        # As of a derivative in forward(), which plain tests have no graph for, either.
+        cure = "; take it under torch.enable_grad()" * ("not require grad" in str(refused))
+        text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}{cure}"
         raise ValueError(text) from refused
 
     def _tried(self, x: Tensors) -> Shape:
@@ -164,7 +173,7 @@ class TorchModule(Layer):
             alike = {n for n in moved.keys() & others.keys() if same(moved[n], others[n])}
             self._watched.state = frozenset(alike & own.keys())
             self.moving |= {id(own[name]) for name in self._watched.state}
-        expect_outputs(found)
+        expect_outputs(found, length(x))
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)

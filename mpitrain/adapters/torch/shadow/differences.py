@@ -20,8 +20,9 @@ _IS_NO_MEAN = (
     "count)"
 )
 _MIXES = (
-    "the module gives samples other outputs than in one batch: it mixes samples, uses values from "
-    "outside, or keeps something that changes from pass to pass"
+    "the module gives samples other outputs than in one batch: it mixes samples (which a loop of "
+    "your own may, as examples/pytorch/contrastive.py), uses values from outside, or keeps "
+    "something that changes from pass to pass"
 )
 _GRADIENT = (
     "the loss depends on it by another way than the outputs, as by a tensor that is kept "
