@@ -139,13 +139,13 @@ class Loop(ClosedTogether):
 
 def _with_first(parts: Parts, batch: Batch) -> Batch:
     """The batch, on rank 0 with the first samples of other ranks if it has few; collective."""
-    held = batch.held or {}
-    if parts.comm.bcast(sum(len(one) for one in held.values())) >= FEW:
-        return batch
-    count, cuts = len(batch.indices[0]), parts.passes.parts
-    first = {n: one for n, one in held.items() if n < cuts and n * count // cuts < FEW}
-    every = parts.comm.gather(first) or []
-    return batch._replace(held={n: one for own in [*every, held] for n, one in own.items()})
+    held = {n: one for n, one in (batch.held or {}).items() if len(one)}
+    if parts.comm.bcast(sum(map(len, held.values()))) < FEW:
+        count, cuts = len(batch.indices[0]), parts.passes.parts
+        first = {n: one for n, one in held.items() if n < cuts and n * count // cuts < FEW}
+        for own in parts.comm.gather(first) or ():
+            held |= own
+    return batch._replace(held=held)
 
 
 def is_due(every: int, before: int, done: int) -> bool:

@@ -89,7 +89,7 @@ class Shadow:
                 if self._looks == 1:
                     self._begin(parts)
                 samples, indices = _taken(parts, batch, self._count(batch))
-                self._compared += len(indices) > 0 and self._compare(parts, samples, indices)
+                self._compared += self._compare(parts, samples, indices)
                 table, step = parts.rates.table, parts.steps_done
                 if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
                     with catch_warnings(action="ignore"):  # without an update that was compared
@@ -104,8 +104,8 @@ class Shadow:
         is_last = self._looks == min(parts.config.run.shadow, parts.total_steps)
         if not self._is_off and (is_last or self._seconds > _SECONDS):
             if not self._compared:
-                why = "too few samples, or no finite loss" if len(indices) else "no samples"
-                log.warning("run.shadow: nothing was compared with plain torch: rank 0 has %s", why)
+                why = "too few samples, or no finite loss"
+                log.warning("run.shadow: nothing was compared with plain torch: %s", why)
                 return self._end()
             log.info(
                 "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
