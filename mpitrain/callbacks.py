@@ -177,7 +177,11 @@ class Callbacks:
         self._complete()
         self.write(parts.account.times(parts.grid.place))
         why = next(filter(None, parts.comm.allgather(parts.stop.reason)), "no reason")
-        raise Stopped(f"stopped after step {parts.steps_done} of {parts.total_steps} ({why})")
+        inside = ", within a spike of the loss, whose steps come again"
+        raise Stopped(
+            f"stopped after step {parts.steps_done} of {parts.total_steps} ({why})"
+            + inside * bool(parts.spikes and parts.spikes.streak)
+        )
 
     def finish(self) -> Summary:
         """Save the last step, give all replicas the same weights, and sum up; collective."""
@@ -210,8 +214,8 @@ class Callbacks:
     def _save(self, *, best: bool = False) -> None:
         """Begin to write a checkpoint, but in a spike that may still end; collective."""
         parts = self._parts
-        is_last = best or parts.steps_done == parts.total_steps
-        if is_last or not (parts.spikes and parts.spikes.streak):
+        is_last = parts.steps_done == parts.total_steps or self.ended()
+        if best or is_last or not (parts.spikes and parts.spikes.streak):
             self._write_saved(save(parts, self._writer, best=best))
         if not best:
             self._saved = parts.steps_done

@@ -39,6 +39,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read; the message names the file."""
 
 
+class Unreadable(CheckpointError):
+    """A file of a checkpoint, which was whole when it was verified, cannot be read."""
+
+
 class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
     """A run of elements of one tensor.
 

@@ -15,6 +15,7 @@ from mpitrain.checkpoint.manifest import (
     CheckpointError,
     Manifest,
     SavedPiece,
+    Unreadable,
     digest,
     job_of,
     read,
@@ -129,7 +130,7 @@ class CheckpointReader:
             with safe_open(path, framework="numpy") as file:
                 found: Array = file.get_tensor(piece.key)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: {piece.key} cannot be read: {error}") from error
+            raise Unreadable(f"{path}: {piece.key} cannot be read: {error}") from error
         if found.shape != (piece.size,):
             raise CheckpointError(
                 f"{path}: {piece.key} has shape {found.shape}, not ({piece.size},)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpitrain.checkpoint.changes import kept_constants, origin_of
-from mpitrain.checkpoint.manifest import CheckpointError
+from mpitrain.checkpoint.manifest import CheckpointError, Unreadable
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
@@ -51,14 +51,22 @@ def resume(parts: "Parts", *, allow_changes: bool = False, before: float = inf) 
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
         ConfigError, DataError: on all ranks: the program's own scheduler or sampler fails.
     """
-    checkpoint, refused = extras.newest(checkpoints(parts.config), parts.comm, before)
-    if checkpoint is None:
-        if refused:
-            raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
-        return None
-    origin_of(parts)
-    act = partial(restore, parts, checkpoint, allow_changes=allow_changes)
-    notes = together(parts.comm, act, CheckpointError, DataError)
+    refused: list[str] = []
+    while True:
+        checkpoint, why = extras.newest(checkpoints(parts.config), parts.comm, before)
+        refused += why
+        if checkpoint is None:
+            if refused:
+                raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
+            return None
+        origin_of(parts)
+        act = partial(restore, parts, checkpoint, allow_changes=allow_changes)
+        try:
+            notes = together(parts.comm, act, CheckpointError, DataError)
+            break
+        except Unreadable as error:  # it has gone since then; one of the same tensors replaces all
+            refused.append(str(error))
+            before, allow_changes = checkpoint.manifest.progress.step, False
     parts.refresh()
     if parts.rates.ahead:
         parts.rates.tabulate(parts.comm, parts.objects.schedule)

@@ -25,6 +25,9 @@ from mpitrain.training.parts import Parts
 from mpitrain.training.passes import Passes
 from mpitrain.update.agreement import mean_correction
 
+#: Samples that the program's shadow compares with plain torch, if a batch has so many.
+FEW = 4
+
 
 class Batch(NamedTuple):
     """Samples of one step, or of several steps that are taken together.
@@ -121,6 +124,7 @@ class Loop(ClosedTogether):
     def _look(self, batch: Batch) -> None:
         """Let the program's shadow compare a step before it is taken; collective."""
         parts, shadow = self.parts, self.parts.objects.shadow
+        batch = _with_first(parts, batch)
         together(parts.comm, lambda: shadow and shadow(parts, batch), ConfigError)
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
@@ -131,6 +135,17 @@ class Loop(ClosedTogether):
     def close(self) -> None:
         """Free the communicators; a second call does nothing."""
         self.parts.close()
+
+
+def _with_first(parts: Parts, batch: Batch) -> Batch:
+    """The batch, on rank 0 with the first samples of other ranks if it has few; collective."""
+    held = {n: one for n, one in (batch.held or {}).items() if len(one)}
+    if parts.comm.bcast(sum(map(len, held.values()))) < FEW:
+        count, cuts = len(batch.indices[0]), parts.passes.parts
+        first = {n: one for n, one in held.items() if n < cuts and n * count // cuts < FEW}
+        for own in parts.comm.gather(first) or ():
+            held |= own
+    return batch._replace(held=held)
 
 
 def is_due(every: int, before: int, done: int) -> bool:

@@ -25,12 +25,13 @@ class Spikes:
         streak: numbers of the steps, up to the last one, whose losses in a row are far above.
         left_out: numbers of steps, counted from 1, whose batches change nothing.
         times: number of times that all ranks went back.
+        back: step of the checkpoint that they went back to last.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.losses = deque[float](maxlen=run.spike_window)
-        self.streak, self.times = list[int](), 0
+        self.streak, self.times, self.back = list[int](), 0, -1
         self.left_out = set[int]()
 
     @property
@@ -63,6 +64,7 @@ class Spikes:
     def go_back(self, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
+        One that a spike follows once more may be bad, so that the one before it is taken then.
         ``restore``: restores the newest checkpoint before a step.
 
         Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
@@ -78,6 +80,8 @@ class Spikes:
         first = min([*self.streak, last])
         left_out, times = self.left_out, self.times + 1
         found = restore(first)
+        if found and found.step == self.back:
+            found = restore(found.step) or restore(first)
         if found is None:
             raise type(error)(
                 f"{error}; no checkpoint before step {first} is left to go back to; set "
@@ -87,6 +91,6 @@ class Spikes:
         if run.on_spike != "repeat":
             from_ = found.step + 1 if run.on_spike == "skip_all" else first
             left_out = left_out | {*range(from_, last + 1)}
-        self.left_out, self.times, self.streak = left_out, times, []
+        self.left_out, self.times, self.streak, self.back = left_out, times, [], found.step
         again = sorted(number for number in left_out if number > found.step)
         return Back(found.step, last, str(error), again, times, found.refused)

@@ -136,7 +136,7 @@ def judge(comm: Any, folder: Path, seed: int, number: int, kind: str) -> Verdict
         if micro_batches and not program.has("batch norm") and kind != "norm held late":
             program.given["micro_batches"] = micro_batches
         if comm.size > 1:
-            program.given.setdefault("parallel", {"zero": rng.choice((0, 1, 3))})
+            lay_out(program, rng.choice(({}, {"zero": 1}, {"zero": 3}, {"pipe": comm.size})))
         return program
 
     def run(program: Program, kind: torch.dtype = torch.float64, shadow: int = 8) -> Trained:
@@ -144,6 +144,15 @@ def judge(comm: Any, folder: Path, seed: int, number: int, kind: str) -> Verdict
 
     words = f"{' '.join(made().words)}, way {way}"
     return Verdict(number, kind, words, _right(made, run), *_planted(made, run))
+
+
+def lay_out(program: Program, layout: dict[str, int]) -> None:
+    """Let ranks train a program in this layout, by cuts behind the first parts for a pipe."""
+    given = program.given
+    given["parallel"] = given.get("parallel", {}) | layout
+    program.words.append(str(layout))
+    if "pipe" in layout and program.form != "sequential":
+        given["cuts"] = [f"parts.{number}" for number in range(layout["pipe"] - 1)]
 
 
 def _right(made: Callable[..., Program], run: Callable[..., Trained]) -> str:

@@ -95,6 +95,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             r"loss: <lambda> gives a tensor of shape \(2, 1\); a loss is one number",
         ),
         ({"loss": lambda y, t: y.sub_(t).square().mean()}, ConfigError, r"work on outputs\.clone"),
+        ({"loss": lambda y, t: torch.nn.Tanh().seen}, ConfigError, "return what it reads from the"),
         (
             {"metrics": {"rmse": lambda y, t: (y - t).square().mean().sqrt()}},
             ConfigError,

@@ -101,17 +101,27 @@ def spoil_newest(folder, how):
 
 
 HOW = ("truncated", "empty", "one bit", "missing", "of another step", "manifest cut off",
-       "no manifest")  # fmt: skip
+       "no manifest", "verified, and missing then")  # fmt: skip
 
 
-def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder):
-    config = saved(comm, folder)
+def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, monkeypatch):
+    config, verify = saved(comm, folder), CheckpointReader.verify
     newest = folder / "checkpoints" / "step-00000003"
+
+    def verified(self, *share):
+        verify(self, *share)
+        comm.Barrier()
+        if comm.rank == 0 and self.folder == newest:
+            spoil_newest(folder, "missing")
+        comm.Barrier()
+
     with start(comm, config) as trainer:
         for how in HOW:
             if comm.rank == 0:
                 shutil.copytree(newest, folder / "kept")
                 spoil_newest(folder, how)
+            if how == HOW[-1]:
+                monkeypatch.setattr(CheckpointReader, "verify", verified)
             comm.Barrier()
             resumed = resume(trainer.parts)
             assert resumed.step == 2, how
@@ -122,6 +132,7 @@ def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder):
                 shutil.rmtree(newest)
                 (folder / "kept").rename(newest)
         comm.Barrier()
+        monkeypatch.undo()
         assert resume(trainer.parts).step == 3
 
 

@@ -170,6 +170,40 @@ def test_no_checkpoint_keeps_a_parameter_that_is_not_finite(comm, folder, policy
     assert [*numbered(checkpoints(config))] == [6, 3]
 
 
+def test_a_run_goes_further_back_where_a_spike_follows_the_same_checkpoint_again(comm, folder):
+    """Parameters that are finite and bad, in the checkpoint after step 12."""
+    config, met = spiked(folder, spike_window=2, checkpoint={"every": 3, "keep": 4}), []
+
+    def spoil(record):
+        if isinstance(record, Step) and record.step == 12 and not met:
+            met.append(12)
+            parts[0].store.pieces[0].parameters[...] *= 1e3
+            parts[0].refresh()
+
+    parts = []
+    run(comm, config, on_record=spoil, known=parts)
+    log = records(config)
+    assert [back.step for back in log.of(Back)] == [12, 9]
+    assert log.of(Step)[-1].step == 20
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_ends_in_a_spike_keeps_it_and_one_that_is_stopped_says_so(comm, folder, ends):
+    config, parts = spiked(folder, spike_steps=3, spike_factor=1.5), []
+
+    def end(record):
+        if ends and isinstance(record, Step) and record.step == 14:
+            parts[0].asked.set_end("enough")
+
+    given = {"at": [14], "value": 30.0, "on_record": end, "known": parts}
+    if ends:
+        run(comm, config, **given)
+    else:
+        with pytest.raises(Stopped, match=r"step 14 of 20 .*, within a spike of the loss, whose"):
+            run(comm, config, **given, stop=14)
+    assert next(iter(numbered(checkpoints(config)))) == (14 if ends else 12)
+
+
 def test_a_run_goes_back_so_many_times_at_most(comm, folder):
     config = spiked(folder, on_spike="repeat", spike_times=2)
     with pytest.raises(NonFinite, match="went back 2 times before"):

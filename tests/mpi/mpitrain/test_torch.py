@@ -203,10 +203,14 @@ class Sized(Mixes):
 
 @pytest.mark.parametrize(
     ("model", "each", "step"),
-    [(Mixes, 2, 1), pytest.param(Sized, 4, 2, marks=pytest.mark.mpi(min_size=2))],
+    [
+        (Mixes, 2, 1),
+        pytest.param(Mixes, 1, 1, marks=pytest.mark.mpi(min_size=2)),
+        pytest.param(Sized, 4, 2, marks=pytest.mark.mpi(min_size=2)),
+    ],
 )
 def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model, each, step):
-    """Also in micro-batches of one sample."""
+    """Also in micro-batches of one sample, and where a rank has none."""
     given = {"train_data": Waves(8 * RANKS, 1), "test_data": None, "metrics": None}
     given |= {"batch_size": each * RANKS, "micro_batches": 2, "shadow": 8}
     with pytest.raises(ConfigError, match=rf"step {step}: the loss is .*: it mixes samples"):

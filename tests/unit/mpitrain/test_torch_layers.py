@@ -96,7 +96,7 @@ def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
     assert module.training and not module.mean.any()
 
 
-def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
+def test_training_is_in_training_mode_and_tests_in_evaluation_mode(caplog):
     """But for parts that are held; afterwards, the module is in the mode that it was in."""
 
     class Modes(nn.Module):
@@ -107,13 +107,17 @@ def test_training_is_in_training_mode_and_tests_in_evaluation_mode():
         def forward(self, x):
             return x + 4 * self.training + 2 * self.held.training + self.free.training
 
+    caplog.set_level("INFO", "mpitrain")
     for module in (Modes(), Modes().eval()):
-        layer, x = TorchLayer(module), np.zeros((2, 1))
+        layer, x = layers(module)["part0"], np.zeros((2, 1))
         modes = [part.training for part in module.modules()]
         assert layer.forward({}, x)[0][0] == 0
         trained = layer.forward({}, x, Context(True, samples=np.arange(2)))[0][0]
         assert trained == (5 if module.training else 7)
         assert [part.training for part in module.modules()] == modes
+    assert caplog.messages == [
+        "model: a Modes in eval() is trained in training mode, as after its train()"
+    ]
 
 
 class Frozen(nn.Module):

@@ -1,5 +1,6 @@
 """Facts about modules by their classes, parameters, buffers, modes and attributes."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ from torch import nn
 from mpitrain.adapters.torch.arrays import as_bytes, named_tensors
 from mpitrain.config import ConfigError
 from mpitrain.data.generators import kept_generators
+
+log = logging.getLogger("mpitrain")
 
 ELSEWHERE = "or train it with torch's DistributedDataParallel in a loop of your own"
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -100,6 +103,9 @@ def has_own_modes(module: nn.Module) -> bool:
 
 def settle_modes(module: nn.Module) -> None:
     """Let a train() of the module's own hold parts; ImpureModule: it changes more than modes."""
+    if not module.training:
+        what = type(module).__name__
+        log.info("model: a %s in eval() is trained in training mode, as after its train()", what)
     held, found = [part for part in module.modules() if is_held(part, module.training)], []
     for training in (False, True) if has_own_modes(module) else ():
         module.train(training)

@@ -264,6 +264,8 @@ class TorchLoss(EqualWeights):
                 refused = refused or error
         else:
             cure = "; let it work on outputs.clone()" * ("in-place" in str(refused))
+            if isinstance(getattr(refused, "obj", None), torch.nn.Module):
+                cure = "; return what it reads from the module as an output, which has rows"
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
                 f"of {labels}: {one_line(refused)}{cure}"

@@ -272,6 +272,7 @@ class _TrialRun:
                 self._flow.add(tensor, frozenset([id(one)]))
         inner = [part for part in module.modules() if part is not module]
         hooks = [part.register_forward_hook(self._behind) for part in inner]
+        hooks += [p.register_forward_pre_hook(self._before) for p in inner if id(p) in ends]
         try:
             with untouched(module), self._flow:
                 module.train()
@@ -288,6 +289,9 @@ class _TrialRun:
         self.once = {part: result for part, result in self._seen if calls[part] == 1}
         self.needs.append(self._flow.of(tensors(found)) | self._flow.steering)
 
+    def _before(self, part: nn.Module, given: Any) -> None:
+        self._steering = self._flow.steering
+
     def _behind(self, part: nn.Module, given: Any, result: Any) -> Any:
         leaves, structure = tree_flatten(result)
         for one in tensors(leaves):
@@ -297,6 +301,7 @@ class _TrialRun:
         if id(part) not in self._ends:
             return None
         self.needs.append(self._flow.of(tensors(leaves)) | self._flow.steering)
+        self._flow.steering = self._steering  # later parts do not run its code
         fresh = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
         for place, one in enumerate(fresh):
             if isinstance(one, torch.Tensor):

@@ -24,14 +24,14 @@ from mpitrain.data.generators import kept_generators, random_states
 from mpitrain.memory import available
 from mpitrain.nn.context import Context
 from mpitrain.training.batches import part
-from mpitrain.training.loop import Batch
+from mpitrain.training.loop import FEW, Batch
 from mpitrain.training.parts import Parts
 
 log = logging.getLogger("mpitrain")
 
-#: Samples that are taken, and at most in the second step; parameters, gradients and states of all
+#: Samples that are taken at most, in the second step; parameters, gradients and states of all
 #: copies, in sizes of the module; seconds after which nothing more is compared.
-_FEW, _MANY, _COPIES, _SECONDS = 4, 64, 12, 60.0
+_MANY, _COPIES, _SECONDS = 64, 12, 60.0
 
 
 class Shadow:
@@ -89,7 +89,7 @@ class Shadow:
                 if self._looks == 1:
                     self._begin(parts)
                 samples, indices = _taken(parts, batch, self._count(batch))
-                self._compared += len(indices) > 0 and self._compare(parts, samples, indices)
+                self._compared += self._compare(parts, samples, indices)
                 table, step = parts.rates.table, parts.steps_done
                 if self._plain.scheduler and table and table.row(step + 1) > table.row(step):
                     with catch_warnings(action="ignore"):  # without an update that was compared
@@ -104,8 +104,8 @@ class Shadow:
         is_last = self._looks == min(parts.config.run.shadow, parts.total_steps)
         if not self._is_off and (is_last or self._seconds > _SECONDS):
             if not self._compared:
-                why = "too few samples, or no finite loss" if len(indices) else "no samples"
-                log.warning("run.shadow: nothing was compared with plain torch: rank 0 has %s", why)
+                why = "too few samples, or no finite loss"
+                log.warning("run.shadow: nothing was compared with plain torch: %s", why)
                 return self._end()
             log.info(
                 "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
@@ -117,9 +117,9 @@ class Shadow:
     def _count(self, batch: Batch) -> int:
         """Number of samples: once that of the batch, as code may go by it, if that is no burden."""
         if self._looks != 2 or not self._plain.saved:
-            return _FEW
+            return FEW
         times = min(available() / 4 / self._plain.saved, _SECONDS / 4 / self._seconds)
-        return max(_FEW, min(len(batch.indices[0]), _MANY, int(_FEW * times)))
+        return max(FEW, min(len(batch.indices[0]), _MANY, int(FEW * times)))
 
     def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
         """Compare losses, gradients and updates; False: the samples are too few for it."""
@@ -220,7 +220,7 @@ def _taken(parts: Parts, batch: Batch, count: int) -> tuple[Samples, Array]:
     forms = {n: [(a.dtype, a.shape[1:]) for a in (s.inputs, s.labels)] for n, s in held.items()}
     alike = [n for n in sorted(held) if forms[n] == forms[min(held)]]  # not padded otherwise
     own = np.concatenate([part(batch.indices, parts.passes.parts, n) for n in alike])
-    rows = np.tile(np.arange(len(own)), 1 if count == _FEW else count)[:count]
+    rows = np.tile(np.arange(len(own)), 1 if count == FEW else count)[:count]
     x, labels = (
         np.concatenate([getattr(held[n], name) for n in alike])[rows]
         for name in ("inputs", "labels")
