@@ -83,7 +83,7 @@ class UnknownType(InvalidBuffer, KeyError):
 
 
 class MismatchError(CollectiveError):
-    """Ranks called different collectives (found with ``check=True``)."""
+    """Ranks called different collectives, or with other lengths."""
 
 
 class CorruptMessage(CollectiveError):

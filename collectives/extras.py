@@ -83,6 +83,7 @@ __getattr__, __dir__ = names_of(
         "collectives.execution.transport.shared_memory": "NodeMemory",
         "collectives.execution.transport.slots": "Slots",
         "collectives.failure.history": "call_site",
+        "collectives.failure.report": "say_waiting",
         "collectives.failure.watchdog": "Watchdog report_calls",
     },
     Extra,

@@ -20,6 +20,7 @@ from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.progress import Progress
 from collectives.execution.tags import Mask, TagPool, Tags
 from collectives.execution.transport.mpi import MPITransport, largest_tag
+from collectives.execution.waiting import wait_for
 from collectives.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ class Resources:
     def wait(self, request: MPI.Request) -> None:
         """Waits for a request, and moves the plans under way along meanwhile."""
         try:
-            while not request.Test():
-                self.progress.advance()
+            wait_for(request.Test, self.progress.advance)
         except BaseException as error:  # raised by a signal handler
             self.progress.leave("an agreement of the ranks", error)
             self.progress.keep(request)

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any, Self
 
 from collectives import extras
-from collectives.errors import CorruptMessage
+from collectives.errors import CorruptMessage, MismatchError
 from collectives.execution.memory import HOST, Memory, is_queued
 from collectives.execution.progress import Moving, Progress
 from collectives.execution.tags import Tags
@@ -256,15 +256,16 @@ class Plan:
         """An exception ends it in round ``number``, counted from 0.
 
         Raises:
-            CorruptMessage: in place of one that does not know the collective and the round.
+            CorruptMessage, MismatchError: in place of one that does not know the collective and
+                the round.
         """
         if self.is_freed:  # it was left before the exception came here
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
         self._progress.leave(f"the {where},", error)
         self.abandon()
-        if isinstance(error, CorruptMessage):
-            raise CorruptMessage(f"{where}: {error}") from error
+        if isinstance(error, CorruptMessage | MismatchError):
+            raise type(error)(f"{where}: {error}") from error
 
     def _start_round(self) -> None:
         if self._next == len(self.rounds):

@@ -3,6 +3,10 @@
 import os
 import threading
 import time
+from collections.abc import Callable
+from math import inf
+
+from collectives import extras
 
 #: A yield that takes longer has given the core to another program: seconds.
 _CONTENDED_S = 2e-4
@@ -10,6 +14,8 @@ _CONTENDED_S = 2e-4
 _MEMORY_S = 0.25
 #: A sleep between two looks, to which Linux adds its timer slack of 50 us: seconds.
 _SLEEP_S = 2e-5
+#: Seconds until a rank says that it waits.
+NOTE_S = 30.0
 
 
 class _Core(threading.local):
@@ -44,6 +50,20 @@ def give_way() -> None:
         _CORE.contended_until = ended + _MEMORY_S
 
 
+def wait_for(is_over: Callable[[], bool], idle: Callable[[], object] | None = None) -> None:
+    """Calls ``idle``, or gives way, until a condition holds.
+
+    A rank that waits for long says so, once for each line of the program: where the ranks' calls
+    differ, it waits for ever.
+    """
+    idle, late = idle or give_way, time.monotonic() + NOTE_S
+    while not is_over():
+        idle()
+        if time.monotonic() > late:
+            late = inf
+            extras.say_waiting(NOTE_S)
+
+
 class Polled:
     """A condition in the shape of a request, without a message: whoever waits looks at it."""
 
@@ -54,8 +74,7 @@ class Polled:
         raise NotImplementedError
 
     def Wait(self) -> None:
-        while not self.Test():
-            give_way()
+        wait_for(self.Test)
 
     def Free(self) -> None:
         """Nothing to release."""

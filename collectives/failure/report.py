@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from mpi4py import MPI
+
 from collectives.failure.history import Entered, call_site
 from collectives.failure.peers import Peers
 
@@ -17,6 +19,8 @@ _MEETINGS = ("allgather", "allreduce", "alltoall", "barrier", "reduce_scatter", 
 #: Packages whose frames are not the user's code.
 _LIBRARIES = ("collectives", "contextlib", "mpitrain", "torch", "numpy")
 _SHOWN = 8
+#: Lines at which this rank has said that it waits.
+_SAID: set[str] = set()
 
 
 def is_meeting(call: Entered) -> bool:
@@ -125,6 +129,22 @@ def note(peers: Peers, call: Entered, answers: Answers, seconds: float) -> str:
         lines.append(f"  and for {len(absent) - _SHOWN} more")
     lines.append("  and waits on; COLLECTIVES_TIMEOUT=S ends the job after S seconds")
     return "\n".join(lines)
+
+
+def say_waiting(seconds: float) -> None:
+    """Writes that this rank has waited for so long; once for each line, and not beside a watchdog,
+    which knows more."""
+    if any(thread.name == "watchdog" for thread in threading.enumerate()):
+        return
+    if (where := place()) not in _SAID:
+        _SAID.add(where)
+        print(
+            f"rank {MPI.COMM_WORLD.rank} has waited for {seconds:.0f} s at {where}; another rank "
+            "is late, or makes another call: COLLECTIVES_TIMEOUT=S tells after S seconds where all "
+            "are, and COLLECTIVES_CHECK=1 which calls differ",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def place() -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ def install() -> None:
     from collectives.execution import waiting
 
     waiting.give_way = lambda: here().idle()
+    waiting.NOTE_S = inf
     from collectives.calls import mpi4py_spec
 
     mpi4py_spec.MPI = library  # which packs items with gaps

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collectives.execution.plan import Action
-from collectives.execution.waiting import Polled, give_way, is_contended
+from collectives.execution.waiting import Polled, is_contended, wait_for
 
 #: Slots of the ranks' meetings and of blocking calls, which follow one another; slots of other
 #: plans come after these.
@@ -75,8 +75,7 @@ class Flag(Polled):
                     if self.fence is not None:
                         self.fence()
                     return
-        while not self.Test():
-            give_way()
+        wait_for(self.Test)
 
 
 def all_reached(flags: Sequence[Flag]) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import CollectiveError, Communicator, MismatchError
+from collectives import CheckedTransport, CollectiveError, Communicator, MismatchError
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
@@ -18,6 +18,7 @@ from collectives.calls.resources import Resources
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
+from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory
 from tests.mpi.collectives.forms import FORMS, expect_well, run, sent, total, wanted
 from tests.mpi.collectives.forms import METHODS as NAMES
@@ -171,6 +172,32 @@ def test_ranks_whose_calls_differ_never_read_one_another_s_numbers(collective):
             through(comm, collective, 100_000)
             with pytest.raises(MismatchError, match=r"another call than this rank.s .* x "):
                 through(comm, collective, *(other if last else (100_000,)))
+
+
+@pytest.mark.parametrize("way", FORMS)
+@pytest.mark.parametrize("items", [40, 5_000, 50_000])
+@pytest.mark.parametrize("transport", [MPITransport, CheckedTransport])
+def test_messages_of_another_length_raise(monkeypatch, transport, items, way):
+    """MPI takes a shorter one without a word: here it follows one of the right length."""
+    pretend(monkeypatch, lambda rank: rank)
+    with Communicator(MPI.COMM_WORLD, transport=transport) as comm:
+        last, sent = comm.size - 1, np.ones(items)
+        received = np.zeros((comm.size, items)) if comm.rank == 0 else None
+        told = rf"gather by direct .* rank 0 expects \d+ bytes from rank {last}, which sends "
+        run(comm, way, "Gather", sent, received, algorithm="direct")
+        if comm.rank == 0:
+            with pytest.raises(MismatchError, match=told + str(8 * items - 8)[:-2]):
+                run(comm, way, "Gather", sent, received, algorithm="direct")
+        else:
+            mine = sent[: items - (comm.rank == last)]
+            run(comm, way, "Gather", mine, None, algorithm="direct")
+    with Communicator(MPI.COMM_WORLD, transport=transport) as comm:
+        sent = np.ones(10 + (comm.rank == last))
+        if comm.rank == 0:
+            with pytest.raises(MismatchError, match=told + "more"):
+                run(comm, way, "Gather", sent, np.zeros(10 * comm.size), algorithm="direct")
+        else:
+            run(comm, way, "Gather", sent, None, algorithm="direct")
 
 
 @pytest.fixture

@@ -30,3 +30,12 @@ def test_a_rank_on_a_contended_core_sleeps_and_asks_again_a_few_times_a_second(m
     assert waiting.is_contended()
     assert found[:2] == ["yield", "sleep"]
     assert 4 <= found.count("yield") <= 8
+
+
+def test_a_rank_says_once_for_each_line_that_it_waits(monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "NOTE_S", -1.0)
+    for looks in ([True], [False, False, True], [False, True]):
+        waiting.wait_for(iter(looks).__next__, lambda: None)
+    told = capsys.readouterr().err
+    assert told.startswith("rank 0 has waited for ") and told.count("waited") == 1
+    assert f"{__file__}:" in told
