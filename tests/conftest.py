@@ -1,8 +1,16 @@
-"""A fixture for tests that start launchers themselves."""
+"""Settings of all tests, and a fixture for those that start launchers themselves."""
 
+import os
 from tempfile import TemporaryDirectory
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the tuning table of whoever runs the tests."""
+    folder = TemporaryDirectory(prefix="mpitrain-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = folder.name
 
 
 @pytest.fixture
