@@ -1,8 +1,12 @@
-"""A fixture for tests that start launchers themselves."""
+"""One thread a process, and a fixture for tests that start launchers themselves."""
 
+import os
 from tempfile import TemporaryDirectory
 
 import pytest
+
+#: Before torch and NumPy are loaded: tests and ranks share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ from mpi4py import MPI
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
-from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
+from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

@@ -10,7 +10,6 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
 nn, F = torch.nn, torch.nn.functional
 RANKS = MPI.COMM_WORLD.size

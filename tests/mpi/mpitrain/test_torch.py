@@ -7,15 +7,12 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
+from mpitrain.adapters.torch import layers, load_into
 from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torchs_own
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
-from mpitrain.adapters.torch import layers, load_into  # noqa: E402
+from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
 
 pytestmark = pytest.mark.mpi
 

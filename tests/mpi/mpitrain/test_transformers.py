@@ -11,11 +11,9 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
-from tests.mpi.mpitrain.fits import loop
+from tests.mpi.mpitrain.fits import loop, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-torch.set_num_threads(1)
 
 pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size

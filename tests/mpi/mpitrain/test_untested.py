@@ -11,10 +11,8 @@ from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Summary
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = pytest.mark.mpi
 
 

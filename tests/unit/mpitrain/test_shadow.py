@@ -14,7 +14,6 @@ import mpitrain
 from mpitrain.config import ConfigError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn, F = torch.nn, torch.nn.functional
 
 from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402

@@ -14,7 +14,6 @@ from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
 from mpitrain.fields import joined  # noqa: E402
 from mpitrain.nn import Context  # noqa: E402
 
-torch.set_num_threads(1)
 nn = torch.nn
 
 
