@@ -25,6 +25,7 @@ from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
 from mpitrain.data.generators import random_states  # noqa: E402
 from mpitrain.memory import available  # noqa: E402
 from tests.zoo.mistakes import KINDS  # noqa: E402
+from tests.zoo.parts import Of  # noqa: E402
 from tests.zoo.programs import Program  # noqa: E402
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
@@ -71,16 +72,13 @@ def lines(caplog):
     return [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
 
 
-class Held(nn.Module):
+def held(norm):
     """A function that holds on to a module, which is copied for a batch norm alone."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.a, self.norm, self.b = nn.Linear(6, 6), norm, nn.Linear(6, 1)
-        self.f = lambda x: self.a(x)
-
-    def forward(self, x):
-        return self.b(self.norm(self.f(x)))
+    module = Of(
+        lambda m, x: m.b(m.norm(m.held(x))), a=nn.Linear(6, 6), norm=norm, b=nn.Linear(6, 1)
+    )
+    module.held = lambda x: module.a(x)
+    return module
 
 
 class Around(torch.optim.Optimizer):
@@ -155,7 +153,7 @@ def test_what_would_train_other_numbers_is_told_in_the_first_steps(tmp_path, kin
 
 def test_what_another_check_finds_is_told_in_its_words(tmp_path):
     with pytest.raises(ConfigError, match=r"step 1: part0 follows from a\.\w+ by another way than"):
-        fitted(tmp_path, lambda: Held(nn.BatchNorm1d(6)).double())
+        fitted(tmp_path, lambda: held(nn.BatchNorm1d(6)).double())
 
 
 @pytest.mark.parametrize(
@@ -223,23 +221,14 @@ class Tied(nn.Module):
         return self.leave(self.two(self.one(x).tanh()))
 
 
-class Autocast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = plain()
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.inner(x)
+def autocast():
+    return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
 
 
-class Again(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
-
-    def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+def again():
+    inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
+    checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    return Of(lambda m, x: checkpoint(m.inner, x), inner=inner)
 
 
 def noisy():
@@ -279,7 +268,7 @@ def one_cycle(optimizer):
 
 #: tests/zoo draws others, in both types.
 RIGHT = {
-    "holds on to itself": {"model": lambda: Held(nn.Dropout(0.2))},
+    "holds on to itself": {"model": lambda: held(nn.Dropout(0.2))},
     "keeps a graph": {"model": graphed},
     "batch norm in a checkpoint": {"model": between(
         lambda m, x: torch.utils.checkpoint.checkpoint(m.norm, x, use_reentrant=False),
@@ -287,7 +276,7 @@ RIGHT = {
     "old spectral norm": {"model": lambda: nn.Sequential(
         nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1)), "micro_batches": 2},
     "numbers at edges": {"model": Categories, "data": categories()},
-    "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
+    "checkpoints": {"model": lambda: nn.Sequential(again(), nn.Linear(6, 1))},
     "tied": {"model": Tied, "cuts": ["one"]},
     "keeps what it made beside cuts": {"model": between(keeping), "cuts": ["a"]},
     "vmap beside cuts": {"model": between(
@@ -299,7 +288,7 @@ RIGHT = {
     "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
     "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
     "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
-    "autocast": {"model": Autocast},
+    "autocast": {"model": autocast},
 }  # fmt: skip
 
 
