@@ -155,7 +155,7 @@ wheel-check: install
 	$(BIN)/python -m tests.wheel
 
 conformance: install
-	$(BIN)/python -m tests.conformance --sizes $(SIZES) $(MODULES:%=--modules %) $(HOW:%=--how %)
+	$(BIN)/python -m tests.judges mpi4py --sizes $(SIZES) $(MODULES:%=--files %) $(HOW:%=--how %)
 
 # Under Gloo's name on 2 ranks, and as "mpi" on 3, as PyTorch gates tests by the backend's name.
 torch-tests: install

@@ -5,6 +5,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+#: Before torch and NumPy are loaded: tests and ranks share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hide the tuning table of whoever runs the tests."""

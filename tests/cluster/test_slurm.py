@@ -252,17 +252,6 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
     same(parameters(tmp_path / "run"), undisturbed)
 
 
-@pytest.mark.slow
-def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path), **LASTING)
-    reach(tmp_path / "run", 20)
-    os.kill(list(ranks(tmp_path))[-1], 9)
-    assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
-    assert "the ranks died with status" in told(tmp_path)
-    assert "resumed after step" in told(tmp_path)
-    same(parameters(tmp_path / "run"), undisturbed)
-
-
 def ranks(folder):
     """Numbers of the processes of a job."""
     for entry in Path("/proc").iterdir():
@@ -288,16 +277,6 @@ def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undis
     assert cluster.wait(number, 180) == "COMPLETED", told(tmp_path) + cluster.logs()
     assert "resumed after step" in told(tmp_path)
     same(parameters(tmp_path / "run"), undisturbed)
-
-
-@pytest.mark.slow
-def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
-    limit = {"MPITRAIN_MAX_RESTARTS": "0"}
-    number = submit("train.sbatch", job, *options(tmp_path), **LASTING, **limit)
-    reach(tmp_path / "run", 20)
-    cluster.run(["scancel", "--batch", "--signal=USR1", number])
-    assert cluster.wait(number, 60) == "FAILED"
-    assert "restarted 0 times, which is the limit" in told(tmp_path)
 
 
 @pytest.mark.slow

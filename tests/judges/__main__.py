@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -17,8 +18,16 @@ from tests.launch import programs
 
 #: How many tests ran, and what failed, with its traceback.
 Outcome = tuple[int, dict[str, str]]
-#: Time for one file on one number of ranks.
-SECONDS = 900
+#: Time for one file on one number of ranks; many ranks take long on few cores.
+SECONDS = 1800
+#: mpi4py's tests that meet a communicator which can be ours.
+MPI4PY_FILES = (
+    "cco_buf,cco_vec,cco_nb_buf,cco_nb_vec,cco_pr_buf,cco_pr_vec,cco_obj,cco_ngh_buf,"
+    "cco_ngh_obj,cco_pr_ngh_buf,cco_buf_inter,cco_vec_inter,cco_obj_inter,comm,comm_inter,"
+    "comm_topo,msgspec,msgzero,p2p_buf,p2p_buf_matched,p2p_buf_part,p2p_obj,p2p_obj_matched,"
+    "request,grequest,status,attributes,errhandler,exceptions,group,handle,op,pickle,"
+    "subclass,threads,ulfm,util_pkl5,util_pool,util_sync,win,rma"
+)
 #: Where Heat is, its version, and its tests that communicate most.
 HEAT_AT, HEAT = "https://github.com/helmholtz-analytics/heat", "1.8.0"
 HEAT_FILES = (
@@ -49,15 +58,24 @@ def pip(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", *words, "-q", "--no-deps"], check=True)
 
 
+def of_pypi(folder: Path, name: str, number: str) -> Path:
+    """A source package."""
+    into = folder / f"{name}-{number}"
+    if not into.exists():
+        pip("download", "--no-binary", name, "-d", str(folder), f"{name}=={number}")
+        with tarfile.open(folder / f"{name}-{number}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    return into
+
+
+def fetch_mpi4py(folder: Path, _: str) -> Path:
+    return of_pypi(folder, "mpi4py", version("mpi4py"))
+
+
 def fetch_heat(folder: Path, source: str) -> Path:
     """Heat's repository from a URL or a folder; "pypi": its package, with one file of tests."""
     if source == "pypi":
-        into = folder / f"heat-{HEAT}"
-        if not into.exists():
-            pip("download", "--no-binary", "heat", "-d", str(folder), f"heat=={HEAT}")
-            with tarfile.open(folder / f"heat-{HEAT}.tar.gz") as archive:
-                archive.extractall(folder, filter="data")
-        return into
+        return of_pypi(folder, "heat", HEAT)
     into = folder / f"heat-{HEAT}-whole"
     if not into.exists():
         clone = f"git -c advice.detachedHead=false clone -q --depth 1 --branch v{HEAT}".split()
@@ -91,9 +109,13 @@ def run(where: Path, *words: object, ranks: int | None, **variables: str) -> End
         raise
 
 
-def run_heat(where: Path, file: Path, size: int, how: str) -> Outcome:
-    words = [Path(__file__).with_name("on_ranks.py"), how, file]
-    done = run(where, *words, ranks=size)
+def run_on_ranks(where: Path, file: Path, size: int, how: str) -> Outcome:
+    """A file of mpi4py's or Heat's tests; ``how``: see the command's help."""
+    before = [] if how in ("ours", "theirs") else ["-m", "collectives", *how.split()]
+    if how == "virtual":
+        before = ["-m", "collectives.virtual", "-n", size]
+    words = [*before, Path(__file__).with_name("on_ranks.py"), how, file]
+    done = run(where, *words, ranks=None if how == "virtual" else size)
     try:
         ran, failed = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -111,31 +133,39 @@ def run_accelerate(where: Path, file: Path, size: int, how: str) -> Outcome:
 
 
 class Judge(NamedTuple):
-    """A project: what its tests were written for, where they are, and how to have and run them."""
+    """A project: what its tests were written for, where they are, and how to have and run them.
+
+    ``if_failed``: the other library has its turn only where ours fails.
+    """
 
     theirs: str
     folder: str
     files: str
     fetch: Callable[[Path, str], Path]
     run: Callable[[Path, Path, int, str], Outcome]
+    if_failed: bool = False
 
 
 JUDGES = {
-    "heat": Judge("mpi4py", "tests", HEAT_FILES, fetch_heat, run_heat),
+    "mpi4py": Judge("plain mpi4py", "test", MPI4PY_FILES, fetch_mpi4py, run_on_ranks, True),
+    "heat": Judge("mpi4py", "tests", HEAT_FILES, fetch_heat, run_on_ranks),
     "accelerate": Judge(
         "Gloo", "accelerate/test_utils/scripts", ACCELERATE_FILES, fetch_accelerate, run_accelerate
     ),
 }
 
 
-def table(judge: Judge, where: Path, files: list[str], sizes: list[int]) -> int:
+def table(judge: Judge, where: Path, files: list[str], sizes: list[int], over: str) -> int:
     """Prints a table; returns how many tests fail that pass over the other library."""
     columns = ("tests", "ranks", "passed, ours", "failed, ours", "passed", "failed")
     print(f"| {' | '.join(columns)}, {judge.theirs} |\n| --- | {'---: | ' * 5}")
     worse = 0
     for file, size in product(files, sizes):
         found: list[Outcome] = []
-        for how in ("ours", "theirs"):
+        for how in (over, "theirs"):
+            if found and judge.if_failed and not found[0][1]:
+                found.append((0, {}))
+                continue
             try:
                 found.append(judge.run(where, where / judge.folder / file, size, how))
             except subprocess.TimeoutExpired:
@@ -157,11 +187,17 @@ def main() -> int:
     parser.add_argument("--sizes", default="2", help="numbers of ranks")
     parser.add_argument("--files", default="", help="some of its tests; default: all")
     parser.add_argument(
+        "--how",
+        default="ours",
+        help="ours in the place of the constants; or, of mpi4py's, 'run', "
+        "'run --profile=/tmp/judges/run': as unchanged programs; virtual: on virtual ranks",
+    )
+    parser.add_argument(
         "--source", default=HEAT_AT, help='Heat\'s, or "pypi"; default: %(default)s'
     )
     options = parser.parse_args()
     judge = JUDGES[options.judge]
-    if find_spec("torch") is None:
+    if options.judge != "mpi4py" and find_spec("torch") is None:
         print("skipped: PyTorch is not installed; TORCH=1 brings it")
         return 0
     folder = Path(tempfile.gettempdir()) / "judges"
@@ -171,9 +207,13 @@ def main() -> int:
     except (subprocess.SubprocessError, OSError) as error:
         print(f"skipped: the tests cannot be had: {error}")
         return 0
-    every = [file for file in judge.files.split(",") if (where / judge.folder / file).exists()]
-    files = options.files.split(",") if options.files else every
-    return 1 if table(judge, where, files, [*map(int, options.sizes.split(","))]) else 0
+    files = (options.files or judge.files).split(",")
+    if options.judge == "mpi4py":
+        files = [f"test_{file}.py" for file in files]
+    elif not options.files:
+        files = [file for file in files if (where / judge.folder / file).exists()]
+    sizes = [*map(int, options.sizes.split(","))]
+    return 1 if table(judge, where, files, sizes, options.how) else 0
 
 
 if __name__ == "__main__":

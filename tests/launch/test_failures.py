@@ -256,27 +256,6 @@ def test_an_error_in_a_pass_of_one_rank_ends_all_ranks(tmp_path, where, ranks, l
     assert f"ArithmeticError: the {where} of one rank" in ended.stderr
 
 
-def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
-    ended = job(
-        tmp_path,
-        """
-        try:
-            comm.Allreduce(MPI.IN_PLACE, np.zeros(5 + comm.rank // 2), algorithm="ring")
-        except Exception as error:
-            print(f"rank {comm.rank} saw: {error}", flush=True)
-        """,
-        ranks=3,
-        COLLECTIVES_CHECK="1",
-    )
-    assert ended.returncode == 0
-    for rank in range(3):
-        assert (
-            f"rank {rank} saw: the ranks' calls do not belong together (number 1 of this "
-            "communicator): ranks 0, 1:" in ended.stdout
-        )
-    assert "(at program.py:10); rank 2: " in ended.stdout
-
-
 @pytest.mark.parametrize(
     "end",
     [pytest.param("comm.Abort(5)", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)"],

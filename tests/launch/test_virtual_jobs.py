@@ -146,32 +146,6 @@ def test_ranks_that_wait_for_one_another_are_named(tmp_path):
     assert "program.py" in done.stderr
 
 
-MEANWHILE = """
-from mpi4py import MPI
-import numpy as np
-comm = MPI.COMM_WORLD.Dup()
-x = np.full(100_000, comm.rank)
-if comm.rank == 1:
-    comm.recv(source=0)  # before its first collective
-begun = comm.Ibcast(x, 0)
-if comm.rank == 0:
-    comm.send(None, 1)
-    for peer in range(1, comm.size):
-        comm.recv(source=peer)
-else:
-    MPI.Request.Waitall([begun])
-    comm.send(None, 0)
-begun.Wait()
-print(x.sum())
-"""
-
-
-def test_a_nonblocking_collective_goes_on_while_its_rank_waits_for_a_message(tmp_path):
-    done = virtual(tmp_path, program=MEANWHILE)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0"] * 5
-
-
 USUAL = """
 from dataclasses import dataclass
 from mpi4py import MPI

@@ -369,7 +369,7 @@ FAULTS = [
     ),
     Fault(
         "virtual: a small message is changed after its post",
-        "tests/unit/collectives/test_virtual_mpi.py", "collectives/virtual/messages.py",
+        "tests/unit/collectives/test_virtual_ranks.py", "collectives/virtual/messages.py",
         "            self.data = self.data.copy()\n",
         "",
     ),

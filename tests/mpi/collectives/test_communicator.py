@@ -2,7 +2,9 @@
 
 import gc
 import pickle
+import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,7 +216,26 @@ DIFFERENT = {
     ),
     "layout": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(8)[:: 1 + odd]),
     "plan": lambda comm, odd: comm.Allreduce_init(MPI.IN_PLACE, np.zeros(4 + odd)),
+    "as a plan": lambda comm, odd: (comm.Ibcast if odd else comm.Bcast)(np.ones(2)),
+    "root None|root 0": lambda comm, odd: comm.Bcast(np.ones(2), None if odd else 0),
+    "no operation": lambda comm, odd: comm.Allreduce(
+        np.ones(2), np.zeros(2), "sum" if odd else MPI.SUM
+    ),
+    "commute": lambda comm, odd: comm.Allreduce(
+        np.ones(2), np.zeros(2), MPI.Op.Create(lambda a, b, kind: None, commute=not odd)
+    ),
+    "counts do not": lambda comm, odd: comm.Allgatherv(
+        np.ones(2), [np.zeros(8 * comm.size), [2 + odd, *[2] * (comm.size - 1)]], algorithm="ring"
+    ),
+    "for rank": lambda comm, odd: comm.Alltoallv(
+        [np.ones(2 * comm.size), [2] * comm.size],
+        [np.zeros(8 * comm.size), [2 + odd, *[2] * (comm.size - 1)]],
+    ),
 }
+
+
+#: Of these, part of the sentence is the name.
+SAID = ("as a plan", "root None|root 0", "no operation", "commute", "counts do not", "for rank")
 
 
 @two_or_more
@@ -222,9 +243,17 @@ DIFFERENT = {
 def test_checking_finds_calls_that_do_not_belong_together(what):
     with Communicator(MPI.COMM_WORLD, check=True) as comm:
         odd = comm.rank == comm.size - 1
-        with pytest.raises(MismatchError, match=rf"rank {comm.size - 1}: (a|the)"):
+        with pytest.raises(MismatchError) as told:
             DIFFERENT[what](comm, odd)
         expect_well(comm)
+    words = what if what in SAID else f"rank {comm.size - 1}: (a|the)"
+    assert re.search(words, str(told.value)), told.value
+    if what == "count":
+        assert re.match(
+            r"the ranks' calls do not belong together \(number 1 of this communicator\): ranks? 0",
+            str(told.value),
+        )
+        assert f"(at {Path(__file__).name}:" in str(told.value)
 
 
 @pytest.mark.mpi(min_size=2)

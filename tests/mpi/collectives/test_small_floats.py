@@ -39,23 +39,6 @@ def test_memory_is_there_by_their_names(comm):
     assert comm.empty(3, "torch.float32").dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k.endswith("16") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
-)
-@pytest.mark.parametrize(
-    "algorithm", ["auto", "ring", "butterfly", "direct", "circulant", "hierarchical"]
-)
-def test_what_one_rank_alone_would_lose_counts(comm, kind, algorithm):
-    """1 and, of each other rank, half of the distance to the next number."""
-    half = float(ml_dtypes.finfo(KINDS[kind]).eps) / 2
-    for empty in (np.empty, comm.empty):
-        items = empty(40, KINDS[kind])
-        items[...] = 1 if comm.rank == 0 else half
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-        exact = np.full(40, np.float32(1 + (comm.size - 1) * half)).astype(KINDS[kind])
-        assert np.array_equal(bits(items), bits(exact))
-
-
 @all_kinds
 @all_ways
 def test_native_reduces_no_numbers_that_mpi_does_not_have(comm, kind, way):

@@ -210,9 +210,11 @@ def test_tensors_of_inference_mode_are_reduced_in_the_background(ranks, op, dtyp
     dist.destroy_process_group(group)
 
 
-def test_a_storage_can_be_resized_afterwards():
-    tensor = torch.ones(10)
-    dist.all_reduce(tensor)
+@pytest.mark.parametrize("items", [10, 50_000])
+def test_a_storage_can_be_resized_afterwards(items):
+    tensor = torch.ones(items)
+    for _ in range(5):
+        dist.all_reduce(tensor)
     tensor.untyped_storage().resize_(0)
 
 

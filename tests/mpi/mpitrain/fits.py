@@ -10,7 +10,6 @@ import mpitrain
 from mpitrain.fields import fields
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 

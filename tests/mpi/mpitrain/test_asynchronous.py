@@ -48,7 +48,6 @@ def of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
     from mpitrain.adapters.torch import layers
 
-    torch.set_num_threads(1)
     torch.manual_seed(3)
     linear = torch.nn.Linear
     parts = [linear(64, 16), torch.nn.Tanh(), linear(16, 16), torch.nn.LayerNorm(16)]

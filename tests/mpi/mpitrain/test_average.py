@@ -5,12 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint.export import find
 from mpitrain.checkpoint.saving import resume
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.start import start
 from mpitrain.training.evaluation import averaged, evaluate
@@ -50,15 +48,6 @@ def trained(comm, config, steps=3):
             comm.Barrier()
         trainer.parts.check_replicas("after the test")
         return before, averages, by_hand, test
-
-
-@pytest.fixture(scope="module")
-def alone():
-    config = averaging(job("gpt"))
-    plain = Config(run=config.run, data=config.data, model=config.model, optim=config.optim)
-    plain = replace(plain, train=replace(config.train, micro_batches=1))
-    with Communicator(MPI.COMM_SELF) as one:
-        return trained(one, plain)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from tests.mpi.mpitrain.fits import (
     assert_alike,
     loop,
     made,
+    torch,
 )
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
 
 

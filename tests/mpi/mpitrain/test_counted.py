@@ -12,10 +12,8 @@ from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.metrics.records import Skipped, Step
 from mpitrain.update.agreement import NonFinite
-from tests.mpi.mpitrain.fits import PARALLEL, net, tensors
+from tests.mpi.mpitrain.fits import PARALLEL, net, tensors, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 F = torch.nn.functional
 pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 from tests.gpu import modules  # noqa: E402
 from tests.gpu.modules import Samples, module, run  # noqa: E402
 from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
+from tests.zoo.parts import Of  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -129,15 +130,12 @@ def test_a_run_goes_on_elsewhere(tmp_path):
         torch.testing.assert_close(ends[5][name], value, rtol=1e-4, atol=1e-6)
 
 
-class Deaf(torch.nn.Module):
+def deaf():
     """Its outputs do not follow from its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(3))
-
-    def forward(self, x):
-        return self.bias + torch.zeros(len(x), 3)
+    bias = torch.nn.Parameter(torch.zeros(3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(12, 3), Of(lambda m, x: m.bias + torch.zeros(len(x), 3), bias=bias)
+    )
 
 
 @pytest.mark.quick_on(1, 2)
@@ -145,7 +143,7 @@ class Deaf(torch.nn.Module):
     ("change", "message"),
     [
         (
-            {"model": lambda: torch.nn.Sequential(torch.nn.Linear(12, 3), Deaf())},
+            {"model": deaf},
             "the loss does not follow from its input, so that the layers before it stay",
         ),
         ({"compress": {"codec": "int8"}}, "a codec needs arrays in the host's memory"),

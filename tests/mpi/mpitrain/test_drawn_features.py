@@ -5,7 +5,6 @@ from random import Random
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 from mpitrain.config import ConfigError  # noqa: E402
 from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
 from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402

@@ -224,25 +224,6 @@ def test_one_client_is_training_without_clients(comm, dtype, optim):
     np.testing.assert_array_equal(found, sequential(comm, config, steps))
 
 
-@pytest.mark.quick_on(3)
-def test_the_mean_is_that_of_the_clients_weights(comm):
-    """Weighted by samples, of float64 weights; each client trained by itself."""
-    config = job("float64", split="dirichlet", sample=6)
-    found, _ = rounds(comm, config, 1)
-    with Communicator(MPI.COMM_SELF) as one, mpitrain.Trainer(one, config) as trainer:
-        start = trainer.parts.store.parameters.copy()
-        cohort = trainer.loop.choice.cohort(0)
-        ends, sizes = [], []
-        for part in cohort.parts:
-            own = trainer.loop.clients[part.client]
-            ends.append(
-                trainer.loop._client.improve(start, 0, part.client, own, part.steps).weights
-            )
-            sizes.append(len(own))
-        assert len(ends) == 6 and len(set(sizes)) > 1
-        np.testing.assert_allclose(found, np.average(ends, axis=0, weights=sizes), rtol=1e-12)
-
-
 def quadratic(samples=40):
     """Numbers to fit by a line of two inputs: a quadratic loss with one minimum."""
     rng = np.random.default_rng(5)
@@ -298,6 +279,7 @@ def _curvature(trainer):
             marks=pytest.mark.slow,
         ),
         (dict(server="lamb", server_lr=0.1), LAMB(0.9, 0.99, 1e-3), 0.1),
+        (dict(split="dirichlet", sample=6), SGD(0.0), 1.0),
     ],
 )
 @pytest.mark.quick_on(2)

@@ -5,10 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made
+from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

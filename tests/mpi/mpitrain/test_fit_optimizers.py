@@ -3,10 +3,16 @@
 import pytest
 
 from mpitrain.config import Config, ConfigError, Optim
-from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, made, regular, torchs_own
+from tests.mpi.mpitrain.fits import (
+    OPTIMIZERS,
+    PARALLEL,
+    assert_alike,
+    made,
+    regular,
+    torch,
+    torchs_own,
+)
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

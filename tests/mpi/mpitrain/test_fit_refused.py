@@ -8,10 +8,9 @@ from mpi4py import MPI
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
-from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net
+from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net, torch
+from tests.zoo.parts import Of
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
@@ -46,16 +45,9 @@ class Classes(Waves):
         return super().__getitem__(index)[0], torch.tensor(-1 if index == 5 else 1)
 
 
-class Added(torch.nn.Module):
+def added(more):
     """Something beside the outputs."""
-
-    def __init__(self, more=torch.sum):
-        super().__init__()
-        self.inner, self.more = net(), more
-
-    def forward(self, x):
-        y = self.inner(x)
-        return {"y": y, "more": self.more(y)}
+    return torch.nn.Sequential(net(), Of(lambda m, y: {"y": y, "more": more(y)}))
 
 
 lr_scheduler = torch.optim.lr_scheduler
@@ -108,7 +100,7 @@ CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLo
             "all of its parameters are frozen.*unfreeze",
         ),
         *(
-            ({"model": partial(Added, more)} | ALONE, ConfigError, message)
+            ({"model": partial(added, more)} | ALONE, ConfigError, message)
             for more, message in (
                 (torch.sum, "its output 'more' is a single number, and no mean"),
                 (lambda y: y.new_ones(3), "its output 'more' has 3 rows for 2 samples; give one"),
@@ -265,22 +257,16 @@ def test_a_part_that_is_left_by_another_way_is_told_on_all_ranks(comm, folder):
         made(folder, **given).fit()
 
 
-class ByKind(torch.nn.Module):
+def by_kind():
     """A norm for each kind of sample, of which the code calls one, by the first of its samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
-        self.b = net()
-
-    def forward(self, x):
-        return self.b(self.norms[int(x[0, 0] > 0)](x))
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
+    return Of(lambda m, x: m.b(m.norms[int(x[0, 0] > 0)](x)), norms=norms, b=net())
 
 
 @pytest.mark.mpi(min_size=2)
 def test_replicas_that_call_different_norms_are_told(comm, folder):
     with pytest.raises(ConfigError, match="replicas call different batch norms at the same time"):
-        made(folder, model=ByKind, steps=30).fit()
+        made(folder, model=by_kind, steps=30).fit()
 
 
 class Impure(torch.nn.Module):

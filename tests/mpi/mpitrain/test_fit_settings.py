@@ -28,10 +28,9 @@ from tests.mpi.mpitrain.fits import (
     made,
     net,
     regular,
+    torch,
 )
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

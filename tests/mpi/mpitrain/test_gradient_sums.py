@@ -128,60 +128,6 @@ def test_without_overlap_nothing_moves_until_the_end(comm, store):
     own.close()
 
 
-class Rounded:
-    """Sends gradients as float16; what was rounded away is added in the next step."""
-
-    needs_all = False
-
-    def __init__(self):
-        self.left = {}
-        self.sent = 0
-        self.tensors = set()
-
-    def bind(self, summand):
-        return RoundedSum(self, summand)
-
-
-class RoundedSum:
-    algorithm = "float16"
-    reason = "a test"
-
-    def __init__(self, summation, summand):
-        self.summation, self.summand = summation, summand
-        self.left = summation.left.setdefault(summand.bucket, np.zeros(len(summand.own)))
-        self.code = np.empty(len(summand.own), np.float16)
-        self.codes = np.empty((summand.comm.size, len(summand.own)), np.float16)
-        self.plan = summand.comm.Allgather_init(self.code.view("u1"), self.codes.view("u1"))
-
-    def Start(self):
-        for name, view in self.summand.tensors.items():
-            assert np.shares_memory(view, self.summand.own)
-            self.summation.tensors.add(name)
-        exact = self.summand.own + self.left
-        self.code[:] = exact
-        self.left[:] = exact - self.code
-        self.summation.sent += self.code.nbytes
-        self.plan.Start()
-
-    def Test(self):
-        if not self.plan.Test():
-            return False
-        total = self.codes.sum(axis=0, dtype=float)
-        if self.summand.counts is not None:
-            rank = self.summand.comm.rank
-            start = sum(self.summand.counts[:rank])
-            total = total[start : start + self.summand.counts[rank]]
-        self.summand.total[:] = total
-        return True
-
-    def Wait(self):
-        while not self.Test():
-            pass
-
-    def Free(self):
-        self.plan.Free()
-
-
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("more", [0, 1])
 def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, monkeypatch, more):
@@ -205,39 +151,4 @@ def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, mo
     np.testing.assert_array_equal(own.take(0)["weight"][:, 0], values)
     assert called == ["Allgatherv" if more else "Allgather"]
     own.release(0)
-    own.close()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters]
-)
-def test_another_way_of_summing_is_one_class_for_every_store(comm, kind):
-    layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
-    arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
-    summation = Rounded()
-    own = kind(arena, np.zeros(8), Reduction({DATA: comm}, summation, bucket_bytes=1), comm.empty)
-    if kind is not ShardedParameters:  # which says that there is a sum for each layer
-        assert (own.algorithm, own.reason) == ("float16", "a test")
-    gradients = 4097.0 + 2 * np.arange(8) + comm.rank  # float16 has eleven bits
-    arrived = np.zeros(8)
-    for _ in range(3):
-        own.reset()
-        for layer, values in ((1, gradients[3:]), (0, gradients[:3])):
-            own.accumulate(layer, {"weight": values.reshape(-1, 1)})
-            own.ready(layer)
-            own.progress()
-        assert own.wait() >= 0
-        for piece in own.pieces:
-            arrived[piece.start : piece.stop] += piece.gradients
-    if not own.is_replicated:
-        comm.Allreduce(MPI.IN_PLACE, arrived)
-    left = np.zeros(8)
-    for bucket, values in summation.left.items():
-        left[bucket.start : bucket.stop] = values
-    assert summation.tensors == {"a.weight", "b.weight"}
-    assert summation.sent == 3 * 8 * 2
-    assert left.any()
-    expected = comm.allreduce(3 * gradients - left)
-    np.testing.assert_array_equal(arrived, expected)
     own.close()

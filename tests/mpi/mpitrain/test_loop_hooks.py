@@ -9,14 +9,12 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
-from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, made, mse, net
+from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, made, mse, net, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 AveragedModel = torch.optim.swa_utils.AveragedModel
 get_ema_multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 StepLR = torch.optim.lr_scheduler.StepLR
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
 EPOCHS, PER_EPOCH = 6, 5
 

@@ -11,7 +11,6 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss

@@ -10,7 +10,6 @@ from mpitrain.config import ConfigError, Own, load
 from mpitrain.config.own import brought
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 WAVES = """

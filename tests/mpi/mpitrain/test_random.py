@@ -5,9 +5,8 @@ from copy import deepcopy
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made
+from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 nn = torch.nn
 

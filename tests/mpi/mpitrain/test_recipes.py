@@ -1,6 +1,7 @@
 """Recipes of loops of torch: losses, parameters and metrics are one process's in every layout."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from mpi4py import MPI
@@ -10,7 +11,8 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
+from tests.zoo.parts import Of  # noqa: E402
+
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
 nn, F = torch.nn, torch.nn.functional
 RANKS = MPI.COMM_WORLD.size
@@ -72,14 +74,10 @@ class Own(Net):
         return {"loss": (both * torch.exp(-self.logs)).sum() + self.logs.sum()}
 
 
-class Reentrant(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Linear(6, 8)
-        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(self.inner, self.enter(x), use_reentrant=True)
+def reentrant():
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+    return Of(lambda m, x: checkpoint(m.inner, m.enter(x)), enter=nn.Linear(6, 8), inner=inner)
 
 
 class Activated(nn.BatchNorm1d):
@@ -92,9 +90,8 @@ class Activated(nn.BatchNorm1d):
         return F.relu(F.batch_norm(x, *kept, self.training, self.momentum, self.eps))
 
 
-class Function(nn.Module):
-    def forward(self, x):
-        return F.batch_norm(x, None, None, training=True)
+def as_function():
+    return Of(lambda m, x: F.batch_norm(x, None, None, training=True))
 
 
 def without_running():
@@ -149,11 +146,11 @@ RECIPES = {
         data=Rows({"classes": CLASSES, "words": WORDS}),
     ),
     "a batch larger than the data": dict(model=Net, loss=F.mse_loss, data=NUMBERS, batch=64),
-    "a reentrant checkpoint": dict(model=Reentrant, loss=F.mse_loss, data=NUMBERS),
+    "a reentrant checkpoint": dict(model=reentrant, loss=F.mse_loss, data=NUMBERS),
     "a norm of one's own": dict(model=lambda: Net(norm=lambda: Activated(8)), norms=True),
     "a norm's own forward": dict(model=lambda: Net(norm=with_forward), norms=True),
     "no running values": dict(model=lambda: Net(norm=without_running), norms=True),
-    "a norm as a function": dict(model=lambda: Net(norm=Function), norms=True),
+    "a norm as a function": dict(model=lambda: Net(norm=as_function), norms=True),
     "a data class": dict(model=lambda: Net(Found), loss=lambda o, y: F.mse_loss(o.scores, y)),
 }  # fmt: skip
 

@@ -7,10 +7,8 @@ import pytest
 
 import mpitrain
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.fits import RANKS, made
+from tests.mpi.mpitrain.fits import RANKS, made, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

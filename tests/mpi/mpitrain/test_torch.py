@@ -7,15 +7,13 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
+from mpitrain.adapters.torch import layers, load_into
 from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torchs_own
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
-from mpitrain.adapters.torch import layers, load_into  # noqa: E402
+from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
+from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.mpi
 
@@ -58,15 +56,9 @@ def alone(whole):
     return loop(whole, sgd, batches, loss), whole
 
 
-class Tables(torch.nn.Module):
+def tables(value=0.5):
     """A table that is no parameter, in the module's own type."""
-
-    def __init__(self, value=0.5):
-        super().__init__()
-        self.register_buffer("table", torch.linspace(0, value, 64))
-
-    def forward(self, x):
-        return x.flatten(1) + self.table
+    return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
 
 SLOW, PIPE, RECOMPUTE = pytest.mark.slow, dict(pipe=RANKS), dict(recompute=True)
@@ -125,7 +117,7 @@ def with_norm():
 @pytest.mark.parametrize("zero", [0, 3])
 def test_ranks_that_bring_other_values_are_refused(comm, zero):
     def other():
-        parts = Tables(0.5 + (comm.rank == 1)), torch.nn.Linear(64, 10)
+        parts = tables(0.5 + (comm.rank == 1)), torch.nn.Linear(64, 10)
         return torch.nn.Sequential(*parts).double()
 
     torch.manual_seed(0)
@@ -136,7 +128,7 @@ def test_ranks_that_bring_other_values_are_refused(comm, zero):
         start(
             comm,
             job(zero=zero),
-            objects=UserObjects(layers=layers(torch.nn.Sequential(Tables(), other()[1]))),
+            objects=UserObjects(layers=layers(torch.nn.Sequential(tables(), other()[1]))),
         )
 
 
@@ -185,28 +177,21 @@ def test_the_shadow_leaves_out_what_torch_cannot_take_on_one_rank(folder):
         assert trainer.fit() == []
 
 
-class Mixes(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(6, 1).double()
-
-    def forward(self, x):
-        return self.lin(x) - x.mean(0).sum()
+def of_line(f):
+    return lambda: Of(lambda m, x: f(x, m.lin(x)), lin=torch.nn.Linear(6, 1).double())
 
 
-class Sized(Mixes):
-    """Goes by a size that no rank has by itself."""
-
-    def forward(self, x):
-        return self.lin(x) * (1 + (len(x) > 4))
+MIXES = of_line(lambda x, y: y - x.mean(0).sum())
+#: Goes by a size that no rank has by itself.
+SIZED = of_line(lambda x, y: y * (1 + (len(x) > 4)))
 
 
 @pytest.mark.parametrize(
     ("model", "each", "step"),
     [
-        (Mixes, 2, 1),
-        pytest.param(Mixes, 1, 1, marks=pytest.mark.mpi(min_size=2)),
-        pytest.param(Sized, 4, 2, marks=pytest.mark.mpi(min_size=2)),
+        (MIXES, 2, 1),
+        pytest.param(MIXES, 1, 1, marks=pytest.mark.mpi(min_size=2)),
+        pytest.param(SIZED, 4, 2, marks=pytest.mark.mpi(min_size=2)),
     ],
 )
 def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model, each, step):

@@ -3,11 +3,9 @@
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, torchs_own
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, torch, torchs_own
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytest.importorskip("ml_dtypes")
-torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 

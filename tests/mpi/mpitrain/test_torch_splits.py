@@ -15,7 +15,6 @@ from mpitrain.config import ConfigError
 from tests.mpi.mpitrain.layouts import keep
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 F = torch.nn.functional
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]

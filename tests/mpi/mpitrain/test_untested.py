@@ -13,10 +13,8 @@ from mpitrain.metrics.records import Epoch, Summary
 from mpitrain.metrics.sinks import SINKS
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 pytestmark = pytest.mark.mpi
 
 

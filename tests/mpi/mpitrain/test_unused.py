@@ -5,10 +5,8 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made, torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn = torch.nn
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 

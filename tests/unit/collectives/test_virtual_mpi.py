@@ -187,20 +187,6 @@ def test_a_message_is_taken_by_its_tag(is_late):
     assert run(2, program)[1] == [20, 10]
 
 
-def test_a_small_message_has_what_was_in_its_buffer_when_it_left():
-    def program():
-        items = np.ones(3)
-        if COMM_WORLD.rank == 0:
-            COMM_WORLD.Send(items, 1)
-            items[:] = 7
-        else:
-            here().compute(1.0)
-            COMM_WORLD.Recv(found := np.zeros(3), 0)
-            return found.tolist()
-
-    assert run(2, program)[1] == [1.0] * 3
-
-
 def test_a_communicator_has_names_attributes_and_infos_of_its_rank():
     def program():
         key = COMM_WORLD.Create_keyval(copy_fn=lambda comm, key, value: value + 1)

@@ -8,7 +8,6 @@ from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.metrics.records import Epoch, Resumed, Step
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn = torch.nn
 SAMPLES = 64
 SLOW = pytest.mark.slow

@@ -10,7 +10,6 @@ from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.manifest import CheckpointError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn = torch.nn
 
 

@@ -5,6 +5,7 @@ import math
 import random
 import threading
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ import mpitrain
 from mpitrain.config import ConfigError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn, F = torch.nn, torch.nn.functional
 
 from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
@@ -24,7 +24,9 @@ from mpitrain.adapters.torch.modules.layer import TorchLayer  # noqa: E402
 from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
 from mpitrain.data.generators import random_states  # noqa: E402
 from mpitrain.memory import available  # noqa: E402
-from tests.unit.mpitrain.test_torch_optimizers import Signs  # noqa: E402
+from tests.zoo.mistakes import KINDS  # noqa: E402
+from tests.zoo.parts import Of  # noqa: E402
+from tests.zoo.programs import Program  # noqa: E402
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
 Y = X.sin().sum(1, keepdim=True)
@@ -70,36 +72,13 @@ def lines(caplog):
     return [r.getMessage() for r in caplog.records if "run.shadow" in r.getMessage()]
 
 
-class Held(nn.Module):
+def held(norm):
     """A function that holds on to a module, which is copied for a batch norm alone."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.a, self.norm, self.b = nn.Linear(6, 6), norm, nn.Linear(6, 1)
-        self.f = lambda x: self.a(x)
-
-    def forward(self, x):
-        return self.b(self.norm(self.f(x)))
-
-
-class Mixing(Signs):
-    """Goes by all parameters at once."""
-
-    def move(self, parameters, rate):
-        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
-        for p in parameters:
-            p -= rate * p.grad / norm
-
-
-class Knowing(Signs):
-    """Leaves out a parameter that it knows by its identity."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.known = {id(p) for p in parameters[:1]}
-
-    def move(self, parameters, rate):
-        super().move([p for p in parameters if id(p) not in self.known], rate)
+    module = Of(
+        lambda m, x: m.b(m.norm(m.held(x))), a=nn.Linear(6, 6), norm=norm, b=nn.Linear(6, 1)
+    )
+    module.held = lambda x: module.a(x)
+    return module
 
 
 class Around(torch.optim.Optimizer):
@@ -112,40 +91,11 @@ class Around(torch.optim.Optimizer):
         self.base.step()
 
 
-class Langevin(torch.optim.SGD):
-    """Adds noise to what it updates."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            p.add_(torch.randn_like(p), alpha=0.01)
-
-
 def unit(module, x):
     y = x * 1
     if y.requires_grad:
         y.register_hook(lambda g: g / g.norm())
     return y
-
-
-def of_many(module, x):
-    """A hook on a gradient that goes by the size of the batch."""
-    y = x * 1
-    if y.requires_grad:
-        y.register_hook(lambda g: g * (1 + (len(g) > 5)))
-    return y
-
-
-def counting(module, x):
-    module.calls = getattr(module, "calls", 0) + 1
-    return x * module.calls
-
-
-def thawing(module, x):
-    """Trains a parameter from the fourth pass on."""
-    module.calls = getattr(module, "calls", 0) + 1
-    return x + module.norm.weight.requires_grad_(module.calls > 3).sum()
 
 
 def remembering():
@@ -156,29 +106,39 @@ def remembering():
 
 
 OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "the update of"
+
+
+def of_zoo(kind, way=0):
+    """A small program with a mistake of tests/zoo."""
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    parts = [partial(nn.Linear, 6, 6), nn.Tanh, partial(nn.Linear, 6, 1)]
+    program = Program(parts, "whole", F.mse_loss, sgd, X, Y, None, {}, 3, [])
+    KINDS[kind][way](program)
+    return {"model": program.make, "optimizer": program.optimizer}
+
+
 #: What a program can do that makes a layout train other numbers, and the words that tell of it.
 PLANTED = {
-    "mixes": (OUTPUTS, {"model": between(lambda m, x: x - x.mean(0))}),
-    "mixes beside batch norm": (OUTPUTS, {
+    "mixes": (OUTPUTS, lambda: of_zoo("samples mixed forward")),
+    "mixes beside batch norm": (OUTPUTS, lambda: {
         "model": between(lambda m, x: m.norm(x) - x.mean(0), lambda: nn.BatchNorm1d(6))}),
-    "backward mixes beside batch norm": (GRADIENT, {
+    "backward mixes beside batch norm": (GRADIENT, lambda: {
         "model": between(lambda m, x: m.norm(unit(m, x)), lambda: nn.BatchNorm1d(6))}),
-    "mixes by draws": (OUTPUTS, {"model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
-    "state": (OUTPUTS, {"model": between(counting)}),
-    "Python's numbers": ("numbers that are not torch's", {
-        "model": between(lambda m, x: x * (random.random() > 1e-9))}),
-    "NumPy's numbers": ("numbers that are not torch's", {
-        "model": between(lambda m, x: x * (np.random.rand() > 1e-9))}),
-    "memory of a parameter": ("step 2: .*" + OUTPUTS, {"model": remembering}),
-    "size": ("step 2: .*" + OUTPUTS, {"model": between(lambda m, x: x * (1 + (len(x) > 5)))}),
-    "backward mixes": (GRADIENT, {"model": between(unit)}),
-    "backward by size": ("step 2: .*" + GRADIENT, {"model": between(of_many)}),
-    "frozen at first": (GRADIENT, {
-        "model": between(thawing, lambda: nn.Linear(1, 6, bias=False))}),
-    "optimiser mixes": (UPDATE, {"optimizer": lambda p: Mixing(p, lr=0.1)}),
-    "optimiser knows": (UPDATE, {"optimizer": lambda p: Knowing(p, lr=0.1)}),
-    "optimiser draws": (UPDATE, {"optimizer": lambda p: Langevin(p, lr=0.1)}),
-    "optimiser around": (UPDATE, {"optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),
+    "mixes by draws": (OUTPUTS, lambda: {
+        "model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
+    "state": (OUTPUTS, lambda: of_zoo("module keeps state")),
+    "Python's numbers": ("numbers that are not torch's", lambda: of_zoo("other random numbers")),
+    "NumPy's numbers": ("numbers that are not torch's", lambda: of_zoo("other random numbers", 1)),
+    "memory of a parameter": ("step 2: .*" + OUTPUTS, lambda: {"model": remembering}),
+    "size": ("step 2: .*" + OUTPUTS, lambda: of_zoo("branch by the batch", 1)),
+    "backward mixes": (GRADIENT, lambda: of_zoo("samples mixed backward")),
+    "backward by size": ("step 2: .*" + GRADIENT, lambda: of_zoo("hook counts micro-batches", 1)),
+    "frozen at first": (GRADIENT, lambda: of_zoo("frozen for some passes")),
+    "optimiser mixes": (UPDATE, lambda: of_zoo("optimiser mixes parameters")),
+    "optimiser knows": (UPDATE, lambda: of_zoo("optimiser knows parameters")),
+    "optimiser draws": (UPDATE, lambda: of_zoo("optimiser draws")),
+    "optimiser around": (UPDATE, lambda: {
+        "optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),
 }  # fmt: skip
 
 
@@ -186,14 +146,14 @@ PLANTED = {
 def test_what_would_train_other_numbers_is_told_in_the_first_steps(tmp_path, kind):
     words, given = PLANTED[kind]
     with pytest.raises(ConfigError, match=rf"(?s)^(?=step \d: ).*({words})"):
-        fitted(tmp_path, **({"epochs": 3} | given))
+        fitted(tmp_path, **({"epochs": 3} | given()))
     # The mistake is the shadow's to find: nothing else stops the run.
-    fitted(tmp_path, **({"epochs": 3} | given), shadow=0)
+    fitted(tmp_path, **({"epochs": 3} | given()), shadow=0)
 
 
 def test_what_another_check_finds_is_told_in_its_words(tmp_path):
     with pytest.raises(ConfigError, match=r"step 1: part0 follows from a\.\w+ by another way than"):
-        fitted(tmp_path, lambda: Held(nn.BatchNorm1d(6)).double())
+        fitted(tmp_path, lambda: held(nn.BatchNorm1d(6)).double())
 
 
 @pytest.mark.parametrize(
@@ -261,23 +221,14 @@ class Tied(nn.Module):
         return self.leave(self.two(self.one(x).tanh()))
 
 
-class Autocast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = plain()
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.inner(x)
+def autocast():
+    return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
 
 
-class Again(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
-
-    def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+def again():
+    inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
+    checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    return Of(lambda m, x: checkpoint(m.inner, x), inner=inner)
 
 
 def noisy():
@@ -317,7 +268,7 @@ def one_cycle(optimizer):
 
 #: tests/zoo draws others, in both types.
 RIGHT = {
-    "holds on to itself": {"model": lambda: Held(nn.Dropout(0.2))},
+    "holds on to itself": {"model": lambda: held(nn.Dropout(0.2))},
     "keeps a graph": {"model": graphed},
     "batch norm in a checkpoint": {"model": between(
         lambda m, x: torch.utils.checkpoint.checkpoint(m.norm, x, use_reentrant=False),
@@ -325,7 +276,7 @@ RIGHT = {
     "old spectral norm": {"model": lambda: nn.Sequential(
         nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1)), "micro_batches": 2},
     "numbers at edges": {"model": Categories, "data": categories()},
-    "checkpoints": {"model": lambda: nn.Sequential(Again(), nn.Linear(6, 1))},
+    "checkpoints": {"model": lambda: nn.Sequential(again(), nn.Linear(6, 1))},
     "tied": {"model": Tied, "cuts": ["one"]},
     "keeps what it made beside cuts": {"model": between(keeping), "cuts": ["a"]},
     "vmap beside cuts": {"model": between(
@@ -337,7 +288,7 @@ RIGHT = {
     "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
     "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
     "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
-    "autocast": {"model": Autocast},
+    "autocast": {"model": autocast},
 }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from mpi4py import MPI
 import mpitrain
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

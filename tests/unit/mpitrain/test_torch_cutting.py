@@ -13,8 +13,8 @@ from mpitrain.adapters.torch.modules.cutting import cut  # noqa: E402
 from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
 from mpitrain.fields import joined  # noqa: E402
 from mpitrain.nn import Context  # noqa: E402
+from tests.zoo.parts import Of  # noqa: E402
 
-torch.set_num_threads(1)
 nn = torch.nn
 
 
@@ -179,20 +179,15 @@ def test_a_branch_a_mode_and_no_grad_are_those_of_the_module():
     assert torch.equal(parts[1](y), module(x))
 
 
-class Around(nn.Module):
-    """Layers and a batch norm, in a forward pass of the test's own."""
-
-    def __init__(self, forward):
-        super().__init__()
-        self.enter, self.norm, self.leave = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
-        self.flat, self.given = nn.Flatten(0), forward
-
-    def forward(self, x):
-        return self.given(self, x)
-
-
 def around(forward):
-    return lambda: Around(forward)
+    """Makes layers and a batch norm, in a forward pass of the test's own."""
+    return lambda: Of(
+        forward,
+        enter=nn.Linear(6, 6),
+        norm=nn.BatchNorm1d(6),
+        leave=nn.Linear(6, 6),
+        flat=nn.Flatten(0),
+    )
 
 
 def on_both_sides(m, x):
@@ -296,20 +291,9 @@ def test_a_part_computes_where_its_input_lies(tied):
     assert x.shape == (4, 6, 11)
 
 
-class Inverse(nn.Module):
-    """Has its parts in another order than it calls them."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.body = nn.Linear(6, 3), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.body(x)))
-
-
 def test_an_optimiser_is_given_parameters_in_the_module_s_order():
-    """Wherever it is cut: its groups may go by their places."""
-    module = Inverse()
+    """Wherever it is cut, and though it calls them in another: its groups may go by places."""
+    module = Of(lambda m, x: m.head(m.body(x).tanh()), head=nn.Linear(6, 3), body=nn.Linear(6, 6))
     own = layers(module, ["body"], np.zeros((3, 6), np.float32))
     found = trained(module, own)
     assert list(found) == ["part1.head.weight", "part1.head.bias", *list(found)[2:]]
@@ -322,5 +306,5 @@ def test_what_python_reads_behind_a_cut_steers_nothing_before_it():
         m.mean = float(y.detach().mean())
         return m.leave(y)
 
-    first, _ = cut(Around(reads), ["enter"], np.ones((3, 6)))
+    first, _ = cut(around(reads)(), ["enter"], np.ones((3, 6)))
     assert [name for name, _ in first.named_parameters()] == ["enter.weight", "enter.bias"]

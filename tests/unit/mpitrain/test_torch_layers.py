@@ -16,21 +16,12 @@ from mpitrain.adapters.torch import TorchLayer, arrays, layers  # noqa: E402
 from mpitrain.adapters.torch.checks.probe import outputs_of  # noqa: E402
 from mpitrain.fields import Fields  # noqa: E402
 from mpitrain.nn.context import RESTING, Context  # noqa: E402
+from tests.zoo.parts import Of  # noqa: E402
 
 
 def functional(f, *buffers):
     """A module that computes ``f(module, x)``."""
-
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name in buffers:
-                self.register_buffer(name, torch.zeros(6))
-
-        def forward(self, x):
-            return f(self, x)
-
-    return Functional()
+    return Of(f, **{name: torch.zeros(6) for name in buffers})
 
 
 def values_of(layer, dtype=np.float64):
@@ -99,24 +90,20 @@ def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
 def test_training_is_in_training_mode_and_tests_in_evaluation_mode(caplog):
     """But for parts that are held; afterwards, the module is in the mode that it was in."""
 
-    class Modes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.held, self.free = nn.Identity().eval(), nn.Identity()
-
-        def forward(self, x):
-            return x + 4 * self.training + 2 * self.held.training + self.free.training
+    def modes():
+        parts = dict(held=nn.Identity().eval(), free=nn.Identity())
+        return Of(lambda m, x: x + 4 * m.training + 2 * m.held.training + m.free.training, **parts)
 
     caplog.set_level("INFO", "mpitrain")
-    for module in (Modes(), Modes().eval()):
+    for module in (modes(), modes().eval()):
         layer, x = layers(module)["part0"], np.zeros((2, 1))
-        modes = [part.training for part in module.modules()]
+        before = [part.training for part in module.modules()]
         assert layer.forward({}, x)[0][0] == 0
         trained = layer.forward({}, x, Context(True, samples=np.arange(2)))[0][0]
         assert trained == (5 if module.training else 7)
-        assert [part.training for part in module.modules()] == modes
+        assert [part.training for part in module.modules()] == before
     assert caplog.messages == [
-        "model: a Modes in eval() is trained in training mode, as after its train()"
+        "model: a Of in eval() is trained in training mode, as after its train()"
     ]
 
 
@@ -203,16 +190,9 @@ def test_parameters_that_are_changed_behind_torchs_back(late):
         layer.forward(values, np.ones((4, 6)))
 
 
-class Residual(nn.Module):
+def residual(inner):
     """Around something that computes in the place of its input."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.before, self.inner = nn.Linear(6, 6), inner
-
-    def forward(self, x):
-        y = self.before(x)
-        return self.inner(y) + y + x
+    return nn.Sequential(nn.Linear(6, 6), Of(lambda m, y: m.inner(y) + y, inner=inner))
 
 
 def held(part):
@@ -253,12 +233,12 @@ FUNCTIONS = [
     nn.Dropout(0.5, inplace=True).eval(),
     functional(lambda m, x: x.relu_()),
     functional(lambda m, x: nn.functional.leaky_relu(x.view(-1), inplace=True).view(x.shape)),
-    Residual(nn.ReLU(inplace=True)),
-    Residual(functional(lambda m, x: x.mul_(2))),
+    residual(nn.ReLU(inplace=True)),
+    residual(functional(lambda m, x: x.mul_(2))),
     # They are held in evaluation mode.
     held(nn.BatchNorm1d(6)),
     held(nn.SyncBatchNorm(6)),
-    Residual(held(nn.BatchNorm1d(6))),
+    residual(held(nn.BatchNorm1d(6))),
     held(Doubled(6)),
     held(hooked(nn.BatchNorm1d(6))),
     nn.Dropout(0.5).eval(),

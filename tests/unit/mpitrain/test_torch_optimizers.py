@@ -8,7 +8,6 @@ import mpitrain
 from mpitrain.config import ConfigError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 
 from mpitrain.adapters.torch.functions.groups import grouped  # noqa: E402
 

@@ -11,7 +11,6 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 nn, F = torch.nn, torch.nn.functional
 
 

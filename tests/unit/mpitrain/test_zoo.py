@@ -4,7 +4,6 @@ import pytest
 from mpi4py import MPI
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-torch.set_num_threads(1)
 
 from tests.zoo.__main__ import table, verdicts  # noqa: E402
 from tests.zoo.mistakes import KINDS  # noqa: E402
