@@ -81,7 +81,7 @@ def test_another_size_of_batches_goes_on_behind_what_was_seen(tmp_path, then, st
     """In an epoch, at its end, where sizes do not divide, and when that run goes on once more."""
 
     def sized(size):
-        return {"train_data": of_lists(size)} if own else {"batch_size": size}
+        return {"batch_size": size} | ({"train_data": of_lists(size)} if own else {})
 
     before, _, _ = fitted(tmp_path, steps=steps, **sized(then))
     middle, records, _ = fitted(tmp_path, resume=True, steps=steps + 2, **sized(now))
