@@ -96,9 +96,14 @@ class Receive:
                 self.explain(error.Get_error_class())
                 raise
             if count() != nbytes:
-                self.refuse(count())
+                self.compare(status)
 
         self.Wait = checked
+
+    def compare(self, status: MPI.Status) -> None:
+        """Raises for a message that was shorter; a request that has ended before has no status."""
+        if (came := status.Get_count()) != self.nbytes and status.Get_source() != MPI.ANY_SOURCE:
+            self.refuse(came)
 
     def explain(self, error: int) -> None:
         """Raises for a message that was longer than its buffer."""
@@ -158,8 +163,7 @@ class MPITransport:
                 one.explain(MPI.Get_error_class(statuses[at].Get_error()))
             raise
         for at, one in received if done else ():
-            if (came := statuses[at].Get_count()) != one.nbytes:
-                one.refuse(came)
+            one.compare(statuses[at])
         return done
 
 
