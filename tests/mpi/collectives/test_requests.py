@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.transport import mpi as transport
+from collectives.execution import waiting
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
 
@@ -140,8 +140,8 @@ def test_plans_and_requests_together(comm, algorithms):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_waits_for_a_long_message_gives_its_core_away(comm, monkeypatch):
-    looks, give_way = [], transport.give_way
-    monkeypatch.setattr(transport, "give_way", lambda: looks.append(give_way()))
+    looks, give_way = [], waiting.give_way
+    monkeypatch.setattr(waiting, "give_way", lambda: looks.append(give_way()))
     for items, gives in ((1, False), (1 << 18, True)):
         sent = np.full(items, comm.rank + 1.0)
         comm.Barrier()
