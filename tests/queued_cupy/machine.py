@@ -15,6 +15,7 @@ import random
 import threading
 from bisect import bisect_right, insort
 from collections import deque
+from contextvars import Context
 from typing import NamedTuple
 
 import numpy as np
@@ -123,6 +124,10 @@ class Machine:
         self._kept = []
         self._dropped = []
         self._running = False
+        # A device warns of nothing.  In a context of its own, as Python may collect an array, and
+        # run a queue for it, in the midst of any code, whose np.errstate stays as it is.
+        self._unwarned = Context()
+        self._unwarned.run(np.seterr, all="ignore")
         self._lock = threading.RLock()  # of threads that wait or ask for others' work
 
     # Streams and what they do.
@@ -250,8 +255,7 @@ class Machine:
                 op = self.random.choice(ready)
                 op.stream.queue.popleft()
                 if op.act is not None:
-                    with np.errstate(all="ignore"):
-                        op.act()
+                    self._unwarned.run(op.act)
                 op.done, op.act, op.after, op.is_ready = True, None, (), None
         finally:
             self._running = False
