@@ -7,13 +7,14 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.adapters.torch import layers, load_into
 from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
 from tests.zoo.parts import Of
+
+from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
 
 pytestmark = pytest.mark.mpi
 
