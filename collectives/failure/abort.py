@@ -144,8 +144,8 @@ def aborts() -> bool:
 
 
 def _sentence(error: Any) -> str:
-    """What is written instead of a traceback: the text and the user's line, of an error that all
-    ranks share and whose class has an ``exit_status``, unless code of the user's raised its cause.
+    """Text and user's line, in the place of a traceback, of an error that all ranks share and whose
+    class has an ``exit_status``; empty for others, and where the user's code raised its cause.
     """
     if not (hasattr(error, "exit_status") and hasattr(error, "_teller")):
         return ""
