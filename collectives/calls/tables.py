@@ -5,6 +5,7 @@ The built-in ``tuned.json`` beside this module has what is likely to hold on any
 """
 
 import os
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,16 @@ def source() -> Path:
     if named := os.environ.get("COLLECTIVES_TUNING"):
         return Path(named)
     return users() if os.path.exists(users()) else DEFAULT
+
+
+def described() -> str:
+    """The name of :func:`source` and a digest of its bytes, which tell tables apart."""
+    named = source()
+    try:
+        digest = blake2b(read_regular(named), digest_size=4).hexdigest()
+    except OSError as error:
+        digest = f"{error.strerror}"
+    return f"{'built-in' if named == DEFAULT else named} ({digest})"
 
 
 #: Made once, here: threads that decode a type for the first time at once crash msgspec 0.22.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from collectives import provenance
 from mpitrain.config import Config, by_key
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ _DECISIVE = re.compile(
 
 
 class Origin(NamedTuple):
-    """Order of the samples, as text, and the name of the file of the model's constants."""
+    """Order of the samples and what makes the sums, as text; the file of the model's constants."""
 
     order: str
     constants: str
+    sums: str
 
 
 def kept_constants(parts: "Parts") -> dict[str, Any]:
@@ -51,7 +53,9 @@ def origin_of(parts: "Parts") -> Origin:
     if parts.origin is None:
         own = None
         if parts.comm.rank == 0:
-            own = Origin(parts.sampler.described, name_of_file(kept_constants(parts)))
+            software = provenance()
+            sums = f"{software['mpi']}, tuning table {software['tuning']}"
+            own = Origin(parts.sampler.described, name_of_file(kept_constants(parts)), sums)
         parts.origin = parts.comm.bcast(own)
     return parts.origin
 
@@ -71,7 +75,7 @@ def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]
     for key in then:
         if key in now and then[key] != now[key]:
             yield f"{key} was {then[key]}, and is {now[key]}"
-    order, constants = origin_of(parts)
+    order, constants, _ = origin_of(parts)
     if manifest.order != order:
         yield f"the order of samples was {manifest.order}, and is {order}"
     if manifest.constants != constants:

@@ -130,6 +130,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         names: for each entry of a torch module's ``state_dict``, the name of the tensor here, or
             of the constant in its file.
         constants: name of the file of constants, which checkpoints of a run share; empty: none.
+        sums: MPI library and tuning table, on which the last digits of sums depend.
     """
 
     format: int
@@ -145,6 +146,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     order: str = ""
     names: dict[str, str] = {}
     constants: str = ""
+    sums: str = ""
 
 
 def encode(manifest: Manifest) -> bytes:

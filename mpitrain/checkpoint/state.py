@@ -123,6 +123,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
         order=origin.order,
         names=dict(parts.objects.names),
         constants=origin.constants,
+        sums=origin.sums,
     )
     return found.arrays, found.pieces, manifest
 
@@ -284,6 +285,9 @@ def _check_job(
                 "--allow-changes, in a program fit(resume=True, allow_changes=True)"
             )
         notes.append(f"goes on with another job: {'; '.join(found)}")
+    sums = origin_of(parts).sums
+    if (were := checkpoint.manifest.sums) not in ("", sums):
+        notes.append(f"sums were by {were}, and are by {sums}: their last digits may differ")
     if new:
         notes.append(
             f"{len(new)} arrays begin anew, as {', '.join(new[:3])}: parameters as they were while "

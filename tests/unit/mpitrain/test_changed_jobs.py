@@ -1,9 +1,12 @@
 """Runs that go on as another job: behind the samples that were seen, with what a checkpoint has."""
 
+import re
+
 import numpy as np
 import pytest
 
 import mpitrain
+from collectives.calls import tables
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.metrics.records import Epoch, Resumed, Step
 
@@ -91,6 +94,23 @@ def test_another_size_of_batches_goes_on_behind_what_was_seen(tmp_path, then, st
         assert sorted(every) == list(range(SAMPLES)), epoch
     assert [one.step for one in records if isinstance(one, Step)] == [steps + 1, steps + 2]
     assert not any("come again" in note for note in notes(records))
+
+
+def test_a_table_tuned_since_then_is_named(tmp_path, monkeypatch):
+    """The last digits of sums may be others, and nothing else would say so."""
+    fitted(tmp_path / "run", steps=2)
+    _, records, _ = fitted(tmp_path / "run", resume=True, allow_changes=False, steps=3)
+    assert notes(records) == []
+    tuned = tmp_path / "tuned.json"
+    tuned.write_bytes(tables.DEFAULT.read_bytes() + b"\n")
+    monkeypatch.setenv("COLLECTIVES_TUNING", str(tuned))
+    _, records, _ = fitted(tmp_path / "run", resume=True, allow_changes=False, steps=4)
+    (note,) = notes(records)
+    assert re.fullmatch(
+        r"sums were by .*, tuning table built-in \(\w{8}\), and are by .*, tuning table "
+        rf"{tuned} \(\w{{8}}\): their last digits may differ",
+        note,
+    )
 
 
 @pytest.mark.parametrize(
