@@ -13,7 +13,7 @@ from collectives.schedule import Copy, Recv, Round, Send, recvbuf, sendbuf, work
 
 
 class Node(NamedTuple):
-    """A place in an in-order binary tree; ``height`` is that above the leaves."""
+    """A place in an in-order binary tree; ``height``: levels above the leaves."""
 
     height: int
     parent: int | None
@@ -23,8 +23,8 @@ class Node(NamedTuple):
 def node(place: int, size: int) -> Node:
     """The node at ``place`` of the tree over ``0 .. size-1``.
 
-    The lowest set bit of a place is the span of its subtree to each side.  Root 0 lies above all
-    of them and has one child, the largest power of two below ``size``.
+    A place's subtree ends before the places at +/- its lowest set bit.  Root 0 lies above all of
+    them and has one child, the largest power of two below ``size``.
     """
     top = 1 << (size - 1).bit_length()
     if place == 0:
@@ -41,11 +41,11 @@ def node(place: int, size: int) -> Node:
 
 
 def trees(rank: int, size: int) -> list[TreePlace]:
-    """A rank's place in the tree over the ranks as they are, which carries chunk 0, and in that of
+    """A rank's places in both trees: in rank order, which carries chunk 0, and by
     :func:`second_rank`, which carries chunk 1."""
-    other = size - 1 - rank if size % 2 == 0 else (rank - 1) % size
+    second_place = size - 1 - rank if size % 2 == 0 else (rank - 1) % size
     both = []
-    for place, rank_at in ((rank, lambda place, size: place), (other, second_rank)):
+    for place, rank_at in ((rank, lambda place, size: place), (second_place, second_rank)):
         height, parent, children = node(place, size)
         parent_rank = None if parent is None else rank_at(parent, size)
         parent_height = 0 if parent is None else node(parent, size).height
@@ -71,7 +71,7 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
-    """Up both trees; the other tree's root hands its half to rank 0.
+    """Reduce up both trees; the second root sends its half to rank 0.
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
@@ -85,11 +85,11 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
-    """Rank 0 hands the second half to the other tree's root; then both trees downwards.
+    """Rank 0 sends the second half to the second root; then down both trees.
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
-    # Rank 0, which the other tree's root is above, has all already; its memory may be read-only.
+    # Rank 0 has all already, and its memory may be read-only: nobody sends it anything.
     both = [
         tree._replace(
             parent=tree.parent if rank else None, children=tuple(c for c in tree.children if c)

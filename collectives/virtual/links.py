@@ -27,7 +27,7 @@ class Links:
         self._routes: dict[tuple[int, int], tuple[float, list[tuple[Any, float]]]] = {}
 
     def transfer(self, source: int, target: int, nbytes: int, now: float) -> tuple[float, float]:
-        """When bytes that can leave ``now`` begin to, and when all have; then comes the latency."""
+        """When the first and the last bytes leave, from ``now`` on; then comes the latency."""
         latency, links = self._route(source, target)
         slowest = max((seconds for _, seconds in links), default=0.0)
         begin = max([now, *(self._free[link] for link, _ in links)])

@@ -16,7 +16,7 @@ class Push:
 
     Attributes:
         clock, clocks: first batch, and number of batches.
-        lag: pushes, since the last meeting, that the parameters lack on which it was computed.
+        lag: pushes since the last meeting that its parameters lacked.
         behind: clocks of the slowest worker that they lack, at most ``bound``: the own clock less
             the slowest one's at the pull.
     """

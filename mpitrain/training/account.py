@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FACTOR, _SECONDS = 1.5, 0.05
 
 
-class Taken(NamedTuple):
+class Begun(NamedTuple):
     """A step that was taken.
 
     Attributes:
@@ -154,24 +154,24 @@ class Account:
         self.met = perf_counter() - self._reported
         self._lap = self._reported
 
-    def record(self, taken: Taken, agreed: Agreed) -> Step:
+    def record(self, begun: Begun, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
-        ranks, samples, noise = self._comm.size, taken.samples, UNSET
+        ranks, samples, noise = self._comm.size, begun.samples, UNSET
         if self.noise:
-            unscaled = (agreed.factor / taken.scale) ** 2
-            whole = (agreed.grad_norm / taken.scale) ** 2
+            unscaled = (agreed.factor / begun.scale) ** 2
+            whole = (agreed.grad_norm / begun.scale) ** 2
             noise = self.noise.seen(samples, whole, agreed.noise_squares * unscaled)
         return Step(
-            step=taken.step, epoch=taken.epoch, samples=samples, loss=agreed.loss,
-            grad_norm=agreed.grad_norm / taken.scale, lr=taken.lr, seconds=agreed.seconds / ranks,
+            step=begun.step, epoch=begun.epoch, samples=samples, loss=agreed.loss,
+            grad_norm=agreed.grad_norm / begun.scale, lr=begun.lr, seconds=agreed.seconds / ranks,
             samples_per_s=samples * ranks / agreed.seconds,
             comm_share=min(1.0, agreed.comm_seconds / agreed.seconds),
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks, shared_bytes=agreed.shared_bytes / ranks,
-            memory=agreed.memory / ranks, sync=self.synced(taken.step), noise=noise,
+            memory=agreed.memory / ranks, sync=self.synced(begun.step), noise=noise,
         )  # fmt: skip
 
     def synced(self, step: int) -> Synced | UnsetType:

@@ -17,8 +17,8 @@ from mpitrain.parallel.summation import uncountable
 from mpitrain.pipeline.actions import Update
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import VersionedWeights
-from mpitrain.training.account import Taken
-from mpitrain.training.loop import Batch, Loop, know_counts
+from mpitrain.training.account import Begun
+from mpitrain.training.loop import Batch, Loop, count_labels
 from mpitrain.training.parts import Parts
 from mpitrain.update.agreement import Agreed, NonFinite, named, nonfinite_message
 
@@ -148,7 +148,7 @@ class AsynchronousLoop(Loop):
         store.reset()
         assert batch.held is not None, "batches() has read them"
         source = passes.source(batch.held, batch.indices, parts.scale.value)
-        know_counts(parts, source, None if getattr(parts.model.loss, "several", 0) else parts.comm)
+        count_labels(parts, source, None if getattr(parts.model.loss, "several", 0) else parts.comm)
 
         def context(micro_batch: int) -> nn.Context:
             step = done + micro_batch // passes.parts
@@ -177,12 +177,12 @@ class AsynchronousLoop(Loop):
                 data = named(parts.comm, source.unfit(step - done))
                 raise NonFinite(nonfinite_message(step + 1, "", data, also=""), found)
             samples = len(batch.indices[step - done])
-            taken = Taken(step + 1, batch.epoch, samples, parts.rates.rate(step))
+            begun = Begun(step + 1, batch.epoch, samples, parts.rates.rate(step))
             times = seconds, update.comm_seconds, waited, reading
             norm = sqrt(update.squares)
             agreed = Agreed(
                 update.loss, *times, sent_bytes=sent, shared_bytes=shared, memory=memory,
                 grad_norm=norm,
             )  # fmt: skip
-            found.append(parts.account.record(taken, agreed))
+            found.append(parts.account.record(begun, agreed))
         return found

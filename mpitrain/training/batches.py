@@ -70,7 +70,7 @@ class MicroBatches:
         cut: the cut of the positions of inputs and labels, or of the rows of inputs; ranks with
             rows have all labels, and take an equal part of each one's loss.
         labels_taken, counted: what was expected to count in the labels of which :meth:`loss` was
-            taken, their number unless :meth:`know_counts` says more, and what counts in them; 0
+            taken, their number unless :meth:`count_labels` says more, and what counts in them; 0
             unless the loss is a mean over what counts.
         unequal: sum of the differences between both in single micro-batches.
     """
@@ -101,7 +101,7 @@ class MicroBatches:
         """Number of samples in a micro-batch."""
         return len(self.indices(micro_batch))
 
-    def know_counts(self, ranks: Communicator, *, has_labels: bool) -> None:
+    def count_labels(self, ranks: Communicator, *, has_labels: bool) -> None:
         """Ask the labels what counts in the batches of these ranks; collective where it matters.
 
         Backward passes see torch's own gradients then.  Where labels do not say it, gradients are
@@ -136,7 +136,7 @@ class MicroBatches:
         """The micro-batch's part of the batch's mean loss, and the gradient of ``scale`` times it.
 
         The gradient is by ``outputs``.  Both are divided by the number of the batch's labels, or by
-        what counts in them where :meth:`know_counts` has found it.
+        what counts in them where :meth:`count_labels` has found it.
         """
         reduction, labels = reduction_of(self.judge), self.labels(micro_batch)
         batch = micro_batch // self.parts

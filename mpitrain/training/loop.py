@@ -1,4 +1,4 @@
-"""The loop over the steps of an epoch, for all kinds of steps."""
+"""The loop over an epoch's steps; ``synchronous.py`` and ``asynchronous.py`` have the step."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -51,7 +51,7 @@ class Loop(ClosedTogether):
     Attributes:
         parts: the job on this rank.
         check_every: steps from one comparison of the replicas to the next; 0: once an epoch.
-        window: steps that are read together; None: each by itself.
+        window: number of steps whose samples are read together; None: one.
     """
 
     parts: Parts
@@ -87,7 +87,7 @@ class Loop(ClosedTogether):
         Raises:
             ReplicaMismatch: on all ranks: replicas hold different values.
             CorruptMessage: on one rank: a message does not fit its checksum; names the step.
-            ConfigError: on all ranks: rates follow tests, and nobody makes them.
+            ConfigError: on all ranks: rates follow tests, which nobody runs.
             Exception: as :meth:`step`.
         """
         parts, is_checked = self.parts, False
@@ -106,7 +106,7 @@ class Loop(ClosedTogether):
                 if parts.padding:
                     parts.padding.look(batch.indices[0])
                 if parts.shadows:
-                    self._look(batch)
+                    self._compare_shadow(batch)
                 try:
                     records = self.step(batch)
                 except CorruptMessage as error:
@@ -121,7 +121,7 @@ class Loop(ClosedTogether):
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
 
-    def _look(self, batch: Batch) -> None:
+    def _compare_shadow(self, batch: Batch) -> None:
         """Let the program's shadow compare a step before it is taken; collective."""
         parts, shadow = self.parts, self.parts.objects.shadow
         batch = _with_first(parts, batch)
@@ -138,7 +138,7 @@ class Loop(ClosedTogether):
 
 
 def _with_first(parts: Parts, batch: Batch) -> Batch:
-    """The batch, on rank 0 with the first samples of other ranks if it has few; collective."""
+    """The batch, where rank 0 also gets others' first samples if it has few; collective."""
     held = {n: one for n, one in (batch.held or {}).items() if len(one)}
     if parts.comm.bcast(sum(map(len, held.values()))) < FEW:
         count, cuts = len(batch.indices[0]), parts.passes.parts
@@ -149,8 +149,8 @@ def _with_first(parts: Parts, batch: Batch) -> Batch:
 
 
 def is_due(every: int, before: int, done: int) -> bool:
-    """Whether what is due after each ``every`` steps is due after one of the steps from
-    ``before`` to ``done``, which a loop may take together; 0: never."""
+    """Whether a multiple of ``every`` lies above ``before`` and up to ``done``, as a loop may take
+    several steps together; ``every`` 0: never."""
     return every > 0 and done // every > before // every
 
 
@@ -168,11 +168,11 @@ def read_batches(
 ) -> Generator[Batch]:
     """Read the samples of each step, or of each ``window`` of steps of an asynchronous pipeline."""
 
-    def own(steps: int) -> list[int]:
+    def needed(steps: int) -> list[int]:
         pipeline, report = parts.passes.schedule(steps if window else 1)
         return reads(pipeline, report, parts.grid.place)
 
-    reading = parts.feed.batches("train", epoch, batches, window or 1, parts.passes.parts, own)
+    reading = parts.feed.batches("train", epoch, batches, window or 1, parts.passes.parts, needed)
     with closing(reading):
         for indices, held in reading:
             yield Batch(epoch, indices, held)
@@ -188,20 +188,20 @@ def compute_gradient(
         passes: passes of the ranks that take part.
         step: number of the step, counted from 0.
         source: the micro-batches.
-        ranks: those that share the gradient, where all ranks take the step.
+        ranks: sharers of the gradient; None: some ranks take no part in the step.
 
     Returns:
         This rank's part of the mean loss, and the seconds spent in the sum.
     """
 
-    def complete_sums(update: int, loss: Scalar) -> tuple[Scalar, float]:
+    def complete_sums(_: int, loss: Scalar) -> tuple[Scalar, float]:
         waiting = parts.comm.waiting("the sum of gradients", by_all=ranks is not None)
         with parts.span("reduce", "communicate"), waiting:
             if parts.counting is not None:
                 loss = loss * _divide_by_counted(parts, source, parts.counting)
             return loss, parts.store.wait()
 
-    know_counts(parts, source, parts.counting or ranks)
+    count_labels(parts, source, parts.counting or ranks)
     with parts.passing():
         (found,) = passes.runner().run(
             source,
@@ -215,17 +215,17 @@ def compute_gradient(
     return found
 
 
-def know_counts(parts: Parts, source: MicroBatches, ranks: Communicator | None) -> None:
-    """Divide by what counts from the start, where ``ranks`` share a gradient; collective."""
+def count_labels(parts: Parts, source: MicroBatches, ranks: Communicator | None) -> None:
+    """Count the labels before the passes, if ``ranks`` share a gradient; collective."""
     is_last = parts.grid.place.stage == parts.partition.stage_of([*parts.model.layers][-1])
     if ranks is not None:
-        source.know_counts(ranks, has_labels=is_last)
+        source.count_labels(ranks, has_labels=is_last)
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:
-    """Divide this rank's gradients by what counts on ``ranks``, not by their labels; collective.
+    """Divide this rank's gradients by the counted labels of ``ranks``, not by all; collective.
 
-    Returns the factor; NaN if nothing counts.
+    Returns the factor; NaN if no label counts.
     """
     (counted,) = parts.device.read([source.counted])
     is_first = parts.grid.place.tensor == 0  # the tensor ranks of a stage count the same labels

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics.records import Record, Skipped
-from mpitrain.training.account import Taken
+from mpitrain.training.account import Begun
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import Batch, Loop, compute_gradient, read_batches
 from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
@@ -21,7 +21,7 @@ class SynchronousLoop(Loop):
     Values that several ranks hold stay equal bit by bit.
 
     Attributes:
-        workers: number of workers with a gradient of their own, a mean over their samples alone.
+        workers: number of workers, each with the mean gradient of its own samples.
     """
 
     workers = 1
@@ -31,7 +31,7 @@ class SynchronousLoop(Loop):
         """The ranks that share the gradient of the next step."""
         return self.parts.gradient.ranks
 
-    @np.errstate(over="ignore", invalid="ignore")  # all ranks see in agree() what is not finite
+    @np.errstate(over="ignore", invalid="ignore")  # agree() tells all ranks what is not finite
     def step(self, batch: Batch) -> Sequence[Record]:
         """Train on a batch: one update.
 
@@ -45,7 +45,7 @@ class SynchronousLoop(Loop):
         parts.before_step(parts)
         (samples,) = batch.indices  # a batch is one step here
         rate, scale = parts.rates.rate(done), parts.scale.value
-        taken = Taken(done + 1, batch.epoch, len(samples), rate, scale)
+        begun = Begun(done + 1, batch.epoch, len(samples), rate, scale)
         state_before = {name: values.copy() for name, values in parts.state.items()}
         micro_batches = self._micro_batches(batch)
         parts.store.reset()
@@ -62,12 +62,12 @@ class SynchronousLoop(Loop):
         late_seconds += self.exchange()
         parts.passes.forget_rounded()
         parts.account.note_late(late_seconds)
-        # Up to here steps_done leaves this step out; record() asks whether it was the last one.
+        # From here on steps_done counts this step; record() asks whether it was the last one.
         parts.count_steps(done, batch.indices)
-        return [skipped] if skipped else self.record(taken, report, agreed)
+        return [skipped] if skipped else self.record(begun, report, agreed)
 
     def agree(self, report: StepReport) -> Agreed:
-        """Share this rank's report of a step with all ranks, and whether to stop; collective.
+        """Sum the ranks' reports on a step, which may ask to stop; collective.
 
         Raises:
             ConfigError: on all ranks: a check of the program's code failed on one.
@@ -80,16 +80,16 @@ class SynchronousLoop(Loop):
         return agreed
 
     def update(self, agreed: Agreed) -> float:
-        """Update this rank's pieces by the clipped, unscaled gradient; returns seconds of
+        """Update this rank's pieces by the clipped, unscaled gradient.  Returns the seconds of
         publishing them; collective."""
         parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
-        parts.summation.commit(agreed.factor)  # first, as it refuses some factors
+        parts.summation.commit(agreed.factor)  # first: it may refuse the factor
         limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
-            # The gradient was divided by the labels; agreed.factor divides it by what counts.
+            # The gradient was divided by all labels; agreed.factor divides by counted ones.
             factor = clip / scale * agreed.factor
-            rate = parts.rates.common(done)  # groups multiply it; a record has the first one's
+            rate = parts.rates.common(done)  # each group scales it; records show group 0's
             parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
         with parts.span("publish", "communicate"):
             seconds = parts.store.publish()
@@ -102,8 +102,8 @@ class SynchronousLoop(Loop):
         """Change no parameter, restore the layers' ``state``, lower the loss scale; collective.
 
         Returns:
-            The record; None: this worker alone has left the step out, and :meth:`record` keeps it
-            until all workers know.
+            The record; None: this worker alone skipped the step, and :meth:`record` keeps the
+            record until all workers know.
 
         Raises:
             NonFinite: on all ranks: no smaller scale can help.
@@ -122,17 +122,17 @@ class SynchronousLoop(Loop):
         return Skipped(number, data or culprits, scale.value, parts.account.synced(number))
 
     def exchange(self) -> float:
-        """Exchange what is due after a step, taken or skipped; returns seconds; collective."""
+        """Exchange weights after a step or a skip, in a subclass; returns seconds; collective."""
         return 0.0
 
-    def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
+    def record(self, begun: Begun, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now; collective after the last step."""
         parts = self.parts
         if parts.steps_done == parts.total_steps:  # no later report has these numbers
             late = np.array(parts.account.take_late().numbers)
             parts.comm.Allreduce(MPI.IN_PLACE, late, algorithm="native")
             agreed = agreed.plus(StepReport(*late.tolist()))
-        return [parts.account.record(taken, agreed)]
+        return [parts.account.record(begun, agreed)]
 
     def _micro_batches(self, batch: Batch) -> MicroBatches:
         """The micro-batches of a batch; reads it if its loop has not read ahead."""
@@ -140,5 +140,5 @@ class SynchronousLoop(Loop):
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
-        # The loss is a mean over the batch; a worker's own one is over its share of it.
+        # A mean over the batch, times the workers, is one over a worker's samples.
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)
