@@ -21,7 +21,7 @@ from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics.records import Record, Round, Step
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
-from mpitrain.training.account import Taken
+from mpitrain.training.account import Begun
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 from mpitrain.update.agreement import Agreed, NonFinite
@@ -141,8 +141,8 @@ class FederatedLoop(Loop):
             loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, memory=memory,
             grad_norm=norm,
         )  # fmt: skip
-        taken = Taken(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
-        return parts.account.record(taken, agreed)
+        begun = Begun(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
+        return parts.account.record(begun, agreed)
 
     def _round(self, cohort: Cohort, mean: Mean, sent: int, losses: Losses) -> Round:
         """Record of the round; collective.  ``sent``: bytes from this rank for the mean."""

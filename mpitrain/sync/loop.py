@@ -22,7 +22,7 @@ from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.sync.anchored import Anchored
 from mpitrain.sync.workers import Workers
 from mpitrain.training import build
-from mpitrain.training.account import Taken
+from mpitrain.training.account import Begun
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import Parts
@@ -34,13 +34,13 @@ class Untold(NamedTuple):
     """A step that the other workers do not know yet.
 
     Attributes:
-        taken: the step.
+        begun: the step.
         numbers: this rank's numbers, to be summed over all ranks.
         failed: names of this worker's tensors that are not finite, if the step was left out.
         unfit: names of samples that are not finite then.
     """
 
-    taken: Taken
+    begun: Begun
     numbers: list[float]
     failed: str
     unfit: str
@@ -100,19 +100,19 @@ class DriftingLoop(SynchronousLoop):
             self._strategy.after_step(parts.steps_done)
             return perf_counter() - began
 
-    def record(self, taken: Taken, report: StepReport, agreed: Agreed) -> Sequence[Record]:
+    def record(self, begun: Begun, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now, perhaps with a straggler's; collective.
 
         NonFinite on all ranks: a worker has left out a step.
         """
         parts, done, every = self.parts, self.parts.steps_done, self._every
         if every == 1:
-            return super().record(taken, report, agreed)
+            return super().record(begun, report, agreed)
         is_last = done == parts.total_steps
         is_saved = is_due(parts.config.checkpoint.every, done - 1, done)  # nothing unfit, then
         if is_last:
             report = report.plus(parts.account.take_late())
-        self._untold.append(Untold(taken, self._numbers(report, agreed), *self._failed))
+        self._untold.append(Untold(begun, self._numbers(report, agreed), *self._failed))
         self._failed = "", ""
         meets = is_last or is_saved or not parts.seen or done % every == 0
         return self._tell() if meets else []
@@ -146,8 +146,8 @@ class DriftingLoop(SynchronousLoop):
         for one, its in zip(steps, agreed, strict=True):
             if not its.finite:
                 failed, unfit = (named(parts.comm, text) for text in (one.failed, one.unfit))
-                raise NonFinite(nonfinite_message(one.taken.step, failed, unfit), found)
-            found.append(parts.account.record(one.taken, its))
+                raise NonFinite(nonfinite_message(one.begun.step, failed, unfit), found)
+            found.append(parts.account.record(one.begun, its))
         parts.account.met += perf_counter() - began
         if any(one.faults for one in agreed):
             parts.purity.expect(f"until step {parts.steps_done}")

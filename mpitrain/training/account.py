@@ -28,7 +28,7 @@ _FACTOR, _SECONDS = 1.5, 0.05
 
 
 class Begun(NamedTuple):
-    """A step that was taken.
+    """A step that has begun.
 
     Attributes:
         step: number of the step, counted from 1.
