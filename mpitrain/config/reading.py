@@ -7,36 +7,20 @@ import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
-from collectives.errors import hint
 from mpitrain.config import examples
 from mpitrain.config.tables import ConfigError, SettingError
+from mpitrain.config.unknown import check_names
 from mpitrain.config.unread import Brought, unread
 from mpitrain.config.validation import Config
 
 Kind = TypeVar("Kind")
-
-_QUORUM = "servers have it: set server.ranks = 1, server.bound = 0 and server.quorum"
-_BOUND = "set a smaller server.bound, or correct = 'predict'"
-#: Keys and values that jobs had, and what to write instead.
-_GONE = {
-    "sync.kind = 'quorum'": _QUORUM,
-    "sync.quorum": _QUORUM,
-    "sync.behind": _QUORUM,
-    "sync.mix": "an exchange of local takes effect at once; leave it out, or set kind = 'delayed'",
-    "sync.fragments": "workers exchange the whole model at once; leave it out",
-    "server.correct = 'rate'": _BOUND,
-    "server.correct = 'delay'": _BOUND,
-    "server.compensation": _BOUND,
-    "compress.exchange": "codes go in two phases; leave it out",
-}
 
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
@@ -91,7 +75,7 @@ def converted(tables: dict[str, Any], kind: type[Kind]) -> Kind:
     Raises:
         ConfigError: it cannot be; the message begins with the place as a dotted path.
     """
-    _check_names(tables, kind, ())
+    check_names(tables, kind, ())
     try:
         return msgspec.convert(tables, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -206,35 +190,6 @@ def apply(tables: dict[str, Any], override: str) -> None:
         table[key] = text.strip()
     except RecursionError as error:
         raise ConfigError(f"{place.strip()}: the value is nested too deeply") from error
-
-
-def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
-    """Raise for an unknown key or choice, with the nearest known one; msgspec checks the rest."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        for key, item in value.items() if isinstance(value, dict) else ():
-            if key not in fields:
-                raise ConfigError(_unknown("key", ".".join((*path, key)), key, fields))
-            _check_names(item, fields[key], (*path, key))
-        return
-    known = msgspec.inspect.type_info(kind)
-    if isinstance(known, msgspec.inspect.VarTupleType) and isinstance(value, list):
-        for number, item in enumerate(value):
-            _check_names(item, get_args(kind)[0], (*path[:-1], f"{path[-1]}[{number}]"))
-    kinds = known.types if isinstance(known, msgspec.inspect.UnionType) else (known,)
-    literals = [one.values for one in kinds if isinstance(one, msgspec.inspect.LiteralType)]
-    choices = [one for values in literals for one in values if isinstance(one, str)]
-    numbers = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
-    also = ["a number"] if any(isinstance(one, numbers) for one in kinds) else []
-    is_open = any(isinstance(one, msgspec.inspect.StrType) for one in kinds)  # or a file
-    if choices and isinstance(value, str) and value not in choices and not is_open:
-        raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices + also))
-
-
-def _unknown(what: str, subject: str, word: str, known: Any) -> str:
-    if way := _GONE.get(subject):
-        return f"{subject} has gone; {way}"
-    return f"{subject}: unknown {what}; {hint(word, known, 'expected one of')}"
 
 
 def expect_read(job: Config, brought: Brought | None = None) -> None:

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from collectives.codec import shards, slices
 from collectives.communicator import AnyPlan
 from collectives.phased import Part, Phased
-from mpitrain.parallel.packed_bucket import ordered
+from mpitrain.parallel.packing import ordered
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 

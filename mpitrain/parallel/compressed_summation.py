@@ -15,8 +15,8 @@ from mpitrain.compress.codec import feedback_of
 from mpitrain.compress.dgc import DGC
 from mpitrain.config import Compress
 from mpitrain.parallel.arena import DATA
-from mpitrain.parallel.coded_bucket import CodedSum
-from mpitrain.parallel.packed_bucket import Packed
+from mpitrain.parallel.coded_sum import CodedSum
+from mpitrain.parallel.packing import Packed
 from mpitrain.parallel.summation import (
     Dense,
     KeptElements,

@@ -13,7 +13,7 @@ from collectives.communicator import Communicator
 from collectives.phased import Part, Phased
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress.codec import LinearCodec, Sparse
-from mpitrain.parallel.packed_bucket import Packed, ordered
+from mpitrain.parallel.packing import Packed, ordered
 
 
 class TensorSum(Phased):

@@ -17,7 +17,7 @@ from mpitrain.config import Compress, ConfigError
 from mpitrain.config.codecs import codec_faults
 from mpitrain.config.reading import converted
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.coded_bucket import CodedSum
+from mpitrain.parallel.coded_sum import CodedSum
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression

@@ -19,7 +19,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress.codec import LinearCodec, Remembering, Sketch, Sparse
 from mpitrain.compress.dgc import DGC
 from mpitrain.parallel.linear_sparse_sums import LinearSum, SparseSum, TensorSum
-from mpitrain.parallel.packed_bucket import Packed, Together
+from mpitrain.parallel.packing import Packed, Together
 from mpitrain.parallel.summation import KeptElements, Summand
 
 if TYPE_CHECKING:
