@@ -10,8 +10,16 @@ from typing import NamedTuple
 
 from collectives.run.record import CAME, WAITED, Kept, Site
 
-#: A call: its begin and end, its site's number, how long it waited, for which rank, its number.
-Wait = tuple[float, float, int, float, int, int]
+
+class Wait(NamedTuple):
+    """A call of a rank's sample: its site and its own number, and how long it waited for whom."""
+
+    begun: float
+    ended: float
+    site: int
+    waited: float
+    late: int
+    call: int
 
 
 class Ran(NamedTuple):
@@ -65,8 +73,8 @@ def sampled(ranks: Sequence[Ran]) -> list[list[Wait]]:
             if one.role & WAITED and place >= 0 and arrivals[place][0] > one.begun:
                 waited, late = arrivals[place][0] - one.begun, arrivals[place][1]
             key = one.begun, one.site
-            if key not in calls or waited > calls[key][3]:  # a Waitall has many numbers
-                calls[key] = one.begun, one.ended, one.site, waited, late, one.number
+            if key not in calls or waited > calls[key].waited:  # a Waitall has many numbers
+                calls[key] = Wait(one.begun, one.ended, one.site, waited, late, one.number)
         found.append(list(calls.values()))
     return found
 
@@ -82,15 +90,15 @@ def costs(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]]) -> list[Cost]:
             for name in ("calls", "seconds", "nbytes", "before"):
                 getattr(cost, name)[rank] += getattr(site, name)
         total: dict[int, float] = defaultdict(float)
-        for begun, ended, number, *_ in own:
-            total[number] += ended - begun
-        for _, _, number, seconds, late, call in own:
-            site = ran.sites[number]
-            waited = seconds * site.seconds / (total[number] or 1.0)
-            found[site.where].waited[rank] += waited
+        for one in own:
+            total[one.site] += one.ended - one.begun
+        for one in own:
+            site = ran.sites[one.site]
+            cost, waited = found[site.where], one.waited * site.seconds / (total[one.site] or 1.0)
+            cost.waited[rank] += waited
             site.waited += waited
-            found[site.where].late[late] += waited
-            found[site.where].is_message |= call < 0
+            cost.late[one.late] += waited
+            cost.is_message |= one.call < 0
     return sorted(found.values(), key=lambda cost: -sum(cost.seconds))
 
 
@@ -103,10 +111,10 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     worst = max(costs, key=lambda cost: sum(cost.waited))
     late = max(range(len(ranks)), key=lambda rank: worst.late.get(rank, 0.0) - worst.waited[rank])
     there = [
-        (rank, one[4], one[3], one[5])
+        (rank, one)
         for rank, (ran, own) in enumerate(zip(ranks, waits))
         for one in own
-        if one[3] and ran.sites[one[2]].where == worst.where
+        if one.waited and ran.sites[one.site].where == worst.where
     ]
     lost = sum(cost.late.get(late, 0.0) for cost in costs)
     share = lost / sum(ran.whole for rank, ran in enumerate(ranks) if rank != late)
@@ -115,7 +123,7 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     if is_alike or _is_chance(there, late) or (lost < 0.5 * waited and not worst.is_message):
         return f"Ranks wait {part:.0%} of their time, for one and another, most in {worst.where}."
     if worst.is_message:
-        most = max(there, key=lambda one: worst.waited[one[0]] * (one[1] == late))[0]
+        most, _ = max(there, key=lambda two: worst.waited[two[0]] * (two[1].late == late))
         part = worst.waited[most] / ranks[most].whole
         return f"Rank {late} sends late: rank {most} waits {part:.0%} of its time in {worst.where}."
     loss = f"the others wait for it {share:.0%} of their time, most in {worst.where}."
@@ -131,14 +139,14 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     return f"Rank {late} comes last: {loss}"
 
 
-def _is_chance(waits: Sequence[tuple[int, int, float, int]], late: int) -> bool:
-    """Whether waits, as (rank, for which, seconds, call), are for rank ``late`` by chance.
+def _is_chance(waits: Sequence[tuple[int, Wait]], late: int) -> bool:
+    """Whether waits, each with its rank, are for rank ``late`` by chance.
 
     Then the waits for it less its own have a sum small beside the whole, or three standard errors.
     """
     found: dict[int, float] = defaultdict(float)
-    for rank, whom, seconds, call in waits:
-        found[call] += seconds * ((whom == late) - (rank == late))
+    for rank, one in waits:
+        found[one.call] += one.waited * ((one.late == late) - (rank == late))
     swings = list(found.values())
     few = len(swings) > 1 and sum(swings) < 3 * stdev(swings) * sqrt(len(swings))
     return few or sum(swings) < 0.5 * sum(map(abs, swings))
