@@ -228,11 +228,13 @@ def choose(table: Table, call: Situation) -> Choice:
         nbytes = call.nbytes // call.messages(entry)
         rules = [rule for rule in entry.rules if rule.from_bytes <= nbytes]
         if rules and call.allows(rules[-1].algorithm):
-            rule = rules[-1]
+            rule, algorithm = rules[-1], rules[-1].algorithm
             measured = f"in the table for {entry.ranks} ranks"
-            if rule.algorithm == "native":
+            if algorithm == "native":
                 return Choice("native", f"{where}: fastest {measured}")
-            return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native {measured}")
+            if call.is_of_slots and call.size > entry.ranks and algorithm == "butterfly":
+                algorithm = "direct"  # a butterfly sends whole buffers, in more rounds
+            return Choice(algorithm, f"{where}: {rule.ratio:.1f}x native {measured}")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype, count or arithmetic"

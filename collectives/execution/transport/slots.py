@@ -20,8 +20,8 @@ from collectives.execution.waiting import Polled
 if TYPE_CHECKING:
     from collectives.execution.transport.shared_memory import NodeMemory
 
-#: Bytes of a slot: a message is reduced while it is in a level-2 cache.
-SLOT_BYTES = 1 << 18
+#: Bytes of a slot: half of a level-2 cache, or a whole one, and few Python calls for each byte.
+SLOT_BYTES = 1 << 19
 #: Bytes of the line that says to which call the message in a slot belongs.
 _LABEL_BYTES = 64
 
@@ -98,7 +98,7 @@ class InLine(Polled):
 class Slots:
     """The slots of a communicator's ranks on this node.  Making it is collective.
 
-    A pair takes 512 KiB, once a schedule has used it.
+    A pair takes 1 MiB, once a schedule has used it.
 
     Attributes:
         node: the memory, with counters; nothing else counts in it.
