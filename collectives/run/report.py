@@ -92,12 +92,13 @@ def write(ranks: Sequence[Ran], file: Path, halved: int) -> str:
         for row, name in enumerate(spent)
     ]
     for rank, calls in enumerate(waits):
-        for begun, ended, number, waited, late, _ in calls:
-            site = ranks[rank].sites[number]
-            spans = [(site.where, "communicating", ended - begun)]
-            spans += [(f"waits for rank {late}", "waiting", waited)] if waited else []
+        for call in calls:
+            site = ranks[rank].sites[call.site]
+            spans = [(site.where, "communicating", call.ended - call.begun)]
+            if call.waited:
+                spans.append((f"waits for rank {call.late}", "waiting", call.waited))
             for name, kind, lasted in spans:
-                span = {"name": name, "cat": kind, "ts": 1e6 * begun, "dur": 1e6 * lasted}
+                span = {"name": name, "cat": kind, "ts": 1e6 * call.begun, "dur": 1e6 * lasted}
                 events.append({"pid": 0, "tid": rows[rank, site.thread], "ph": "X", **span})
     data = {"traceEvents": events, "text": text}
     page = fill("collectives.run", "profile.html", said, data)

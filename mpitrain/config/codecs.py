@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from functools import cache
 
-from mpitrain.compress import AnyCodec, CodecError, LinearCodec, Sparse, parse
-from mpitrain.compress.codec import Remembering, feedback_of
+from mpitrain.compress import AnyCodec, CodecError, parse
+from mpitrain.compress.codec import LinearCodec, Remembering, Sparse, feedback_of
 from mpitrain.compress.dgc import DGC
 from mpitrain.config.sync import Compress
 from mpitrain.config.tables import Tables

@@ -141,8 +141,8 @@ class FederatedLoop(Loop):
             loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, memory=memory,
             grad_norm=norm,
         )  # fmt: skip
-        begun = Begun(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
-        return parts.account.record(begun, agreed)
+        step = Begun(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
+        return parts.account.record(step, agreed)
 
     def _round(self, cohort: Cohort, mean: Mean, sent: int, losses: Losses) -> Round:
         """Record of the round; collective.  ``sent``: bytes from this rank for the mean."""
