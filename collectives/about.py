@@ -14,7 +14,7 @@ from collectives.errors import LaunchError
 
 def provenance() -> dict[str, str]:
     """Date and versions: ``date`` (UTC, ISO 8601), ``mpitrain`` (both packages), ``mpi`` (the
-    library), ``mpi4py``, ``numpy``, ``python`` and ``tuning`` (the table that ``auto`` goes by).
+    library), ``mpi4py``, ``numpy`` and ``python``.
 
     Starts MPI if nothing else has.
 
@@ -91,8 +91,6 @@ def _versions() -> dict[str, str]:
     import numpy as np
     from mpi4py import MPI
 
-    from collectives.calls import tables
-
     vendor, numbers = MPI.get_vendor()
     return {
         "mpitrain": __version__,
@@ -100,7 +98,6 @@ def _versions() -> dict[str, str]:
         "mpi4py": mpi4py.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "tuning": tables.described(),
     }
 
 

@@ -13,43 +13,43 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 2(p-1) rounds, 2(p-1)/p of the buffer sent by each rank, (p-1)/p of it reduced.
     """
-    yield from _reduce_in_recvbuf(rank, size)
+    yield from _reduce_scatter(rank, size)
     yield from _circulate(rank, size)
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Partial sums travel once around the ring, each through its own block of workspace.
+    """Partial sums travel once round the ring, each through its own block of workspace.
 
     Cost: p-1 rounds, p-1 blocks sent and reduced by each rank.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     partial = sendbuf[left]
-    for number in range(size - 1):
-        arriving = (rank - 2 - number) % size
-        last = number == size - 2
+    for step in range(size - 1):
+        arriving = (rank - 2 - step) % size
+        last = step == size - 2
         reduced = recvbuf[0] if last else workspace[arriving]
         yield Send(right, partial), RecvReduce(left, reduced, sendbuf[arriving])
         partial = reduced
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
-    """Every block travels once around the ring.  Cost: p-1 rounds, p-1 blocks sent by each rank."""
+    """Every block travels once round the ring.  Cost: p-1 rounds, p-1 blocks sent by each rank."""
     yield (Copy(recvbuf[rank], sendbuf[0]),)
     yield from _circulate(rank, size)
 
 
-def _reduce_in_recvbuf(rank: int, size: int) -> Iterator[Round]:
+def _reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     """Chunk c starts at rank c+1 and is complete when it arrives at rank c."""
     right, left = (rank + 1) % size, (rank - 1) % size
-    for number in range(size - 1):
-        leaving, arriving = (rank - 1 - number) % size, (rank - 2 - number) % size
-        partial = sendbuf[leaving] if number == 0 else recvbuf[leaving]
+    for step in range(size - 1):
+        leaving, arriving = (rank - 1 - step) % size, (rank - 2 - step) % size
+        partial = sendbuf[leaving] if step == 0 else recvbuf[leaving]
         yield Send(right, partial), RecvReduce(left, recvbuf[arriving], sendbuf[arriving])
 
 
 def _circulate(rank: int, size: int) -> Iterator[Round]:
     """Rank r starts with recvbuf[r] and passes on the chunk that it received last."""
     right, left = (rank + 1) % size, (rank - 1) % size
-    for number in range(size - 1):
-        leaving, arriving = (rank - number) % size, (rank - 1 - number) % size
+    for step in range(size - 1):
+        leaving, arriving = (rank - step) % size, (rank - 1 - step) % size
         yield Send(right, recvbuf[leaving]), Recv(left, recvbuf[arriving])

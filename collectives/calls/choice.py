@@ -228,7 +228,8 @@ def choose(table: Table, call: Situation) -> Choice:
         nbytes = call.nbytes // call.messages(entry)
         rules = [rule for rule in entry.rules if rule.from_bytes <= nbytes]
         if rules and call.allows(rules[-1].algorithm):
-            rule, algorithm = rules[-1], rules[-1].algorithm
+            rule = rules[-1]
+            algorithm = rule.algorithm
             measured = f"in the table for {entry.ranks} ranks"
             if algorithm == "native":
                 return Choice("native", f"{where}: fastest {measured}")

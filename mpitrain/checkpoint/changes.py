@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from collectives import provenance
+from collectives.calls.tables import described
 from mpitrain.config import Config, by_key
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ def origin_of(parts: "Parts") -> Origin:
     if parts.origin is None:
         own = None
         if parts.comm.rank == 0:
-            software = provenance()
-            sums = f"{software['mpi']}, tuning table {software['tuning']}"
+            sums = f"{provenance()['mpi']}, tuning table {described()}"
             own = Origin(parts.sampler.described, name_of_file(kept_constants(parts)), sums)
         parts.origin = parts.comm.bcast(own)
     return parts.origin

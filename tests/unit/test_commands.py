@@ -171,7 +171,7 @@ def test_without_an_mpi_library_help_and_version_answer():
 
 def test_what_a_record_carries():
     found = provenance()
-    assert list(found) == ["date", "mpitrain", "mpi", "mpi4py", "numpy", "python", "tuning"]
+    assert list(found) == ["date", "mpitrain", "mpi", "mpi4py", "numpy", "python"]
     age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
     assert 0 <= age.total_seconds() < 60
     assert found["mpitrain"] == collectives.__version__
