@@ -142,8 +142,8 @@ FAULTS = [
     Fault(
         "slots: a rank reads the slot that it stores to", "tests/local/test_slots.py",
         "collectives/execution/pieces.py",
-        "np.copyto(self.own[self.pieces.at], self.slots[1 - self.pair.turn])",
-        "np.copyto(self.own[self.pieces.at], self.slots[self.pair.turn])",
+        "np.positive(self.slots[1 - self.pair.turn], out=self.own[self.pieces.at])",
+        "np.positive(self.slots[self.pair.turn], out=self.own[self.pieces.at])",
     ),
     Fault(
         "slots: a slot is free before the peer has read it", "tests/local/test_slots.py",
