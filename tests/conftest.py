@@ -1,4 +1,4 @@
-"""Settings of all tests, and a fixture for those that start launchers themselves."""
+"""Settings of all tests, and fixtures of several folders."""
 
 import os
 from tempfile import TemporaryDirectory
@@ -26,3 +26,14 @@ def scratch(monkeypatch):
     with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield folder
+
+
+@pytest.fixture
+def cupy(request, monkeypatch):
+    """The stand-in for CuPy, on one GPU or on ``request.param`` of them, in which an event is done
+    when it has been asked three times; nothing may happen in it that nobody has ordered."""
+    from tests import queued_cupy
+
+    cupy = queued_cupy.install(monkeypatch, queued_cupy.Machine(getattr(request, "param", 1)))
+    yield cupy
+    cupy.machine.expect_no_races()

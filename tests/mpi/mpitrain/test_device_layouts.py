@@ -15,13 +15,12 @@ from mpitrain import nn
 from mpitrain.config import ConfigError, Train
 from mpitrain.device import choice
 from mpitrain.training.parts import UserObjects
-from tests import queued_cupy
 from tests.gpu import overlap, trainer
 from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import job, layouts
 from tests.queued_cupy.counts import counts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5), pytest.mark.usefixtures("cupy")]
 
 RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;
@@ -30,14 +29,6 @@ SAME_ORDER = RANKS < 3
 QUICK = {2: ("interleaved",), 4: ("data x pipe",)}
 QUICK_CHECKS = ("trainer.checkpoints", "overlap.gpt, staged")
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
-
-
-@pytest.fixture(autouse=True)
-def cupy(monkeypatch):
-    """An event is done when it has been asked three times."""
-    cupy = queued_cupy.install(monkeypatch)
-    yield cupy
-    cupy.machine.expect_no_races()
 
 
 def expect_the_same(config, steps=3, exact=SAME_ORDER, objects=UserObjects):

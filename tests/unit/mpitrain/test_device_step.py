@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from mpitrain import models
 from mpitrain.config import Optim, Train
 from mpitrain.data import load
-from tests import queued_cupy
 from tests.gpu import kernels, layers, trainer
 from tests.gpu.jobs import small, trained, trainer_on
 from tests.queued_cupy.counts import counts
@@ -18,11 +17,7 @@ from tests.queued_cupy.counts import counts
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
-@pytest.fixture(autouse=True)
-def cupy(monkeypatch):
-    cupy = queued_cupy.install(monkeypatch)
-    yield cupy
-    cupy.machine.expect_no_races()
+pytestmark = pytest.mark.usefixtures("cupy")
 
 
 @pytest.mark.parametrize(("name", "zero"), [("data", 0), ("zero 2", 2)])
