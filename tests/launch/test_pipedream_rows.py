@@ -12,6 +12,7 @@ from mpitrain.config import load
 from mpitrain.pipeline.partition import Costs, StagePlan
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.layers import layer_costs
+from tests.cases import slow_case
 from tests.launch import programs
 from tests.launch.programs import scratch
 from tests.mpi.mpitrain.stale import simulated
@@ -89,10 +90,10 @@ print(json.dumps({"losses": losses[0], **sent}))
 
 ROWS = [
     pytest.param((2, 1, 1), (2, 1, 1), id="2-1-1"),
-    pytest.param((1, 1, 1, 1), (1, 1, 1, 1), id="straight", marks=pytest.mark.slow),
-    pytest.param((8,), (4,), id="8", marks=pytest.mark.slow),
-    pytest.param((7, 1), (2, 2), id="7-1", marks=pytest.mark.slow),
-    pytest.param((9, 5, 1, 1), (1, 1, 1, 1), id="9-5-1-1", marks=pytest.mark.slow),
+    slow_case((1, 1, 1, 1), (1, 1, 1, 1), id="straight"),
+    slow_case((8,), (4,), id="8"),
+    slow_case((7, 1), (2, 2), id="7-1"),
+    slow_case((9, 5, 1, 1), (1, 1, 1, 1), id="9-5-1-1"),
 ]
 
 

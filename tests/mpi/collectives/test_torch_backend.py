@@ -5,6 +5,8 @@ import time
 import pytest
 from mpi4py import MPI
 
+from tests.cases import slow_case
+
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
@@ -246,9 +248,8 @@ def test_a_storage_can_be_resized_afterwards(items):
             lambda n: torch.func.vmap(lambda row: dist.all_reduce(row))(torch.ones(3, 2)),
             r"leave torch\.func",
         ),
-        pytest.param(
+        slow_case(  # imports much
             *(lambda n: dist.all_reduce(sharded(torch.ones(2))), "a DTensor .* DTensor.to_local"),
-            marks=pytest.mark.slow,  # imports much
         ),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),

@@ -1,10 +1,13 @@
 """Tensors that the backend may not read where they lie, as those of a GPU, by a stand-in."""
 
 from functools import partial
+from itertools import product
 from weakref import ref
 
 import pytest
 from mpi4py import MPI
+
+from tests.cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -18,11 +21,10 @@ CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_backgro
 
 @pytest.mark.parametrize(
     ("dtype", "count"),
-    [
-        pytest.param(dtype, count, marks=pytest.mark.slow if place and count != 7 else ())
-        for place, dtype in enumerate(backend.TYPES)
-        for count in (0, 7, backend.LARGE)
-    ],
+    mostly_slow(
+        product(backend.TYPES, (0, 7, backend.LARGE)),
+        lambda case: case[0] is backend.TYPES[0] or case[1] == 7,
+    ),
     ids=str,
 )
 @pytest.mark.parametrize("call", CALLS)

@@ -6,6 +6,8 @@ from datetime import timedelta
 import pytest
 from mpi4py import MPI
 
+from tests.cases import slow_case
+
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
@@ -41,7 +43,7 @@ def test_calls_are_events_of_the_profiler(world):
     ]
 
 
-@pytest.mark.parametrize("names_all", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("names_all", [slow_case(False), True])
 def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     rank, last = world.rank(), world.size() - 1
     is_late = rank == last > 0

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.cases import slow_case
+
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
@@ -60,7 +62,7 @@ def test_buckets_of_ddp_are_shared_by_themselves(group, views):
     assert not views or is_shared(group, module[0].weight.grad) == (ranks > 1)
 
 
-@pytest.mark.parametrize("turns", [60, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [60, slow_case(4000)])
 def test_memory_is_another_tensors_after_a_bucket_is_freed(group, monkeypatch, turns):
     monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -62,7 +63,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("again", [pytest.param(False, marks=SLOW), True])
+@pytest.mark.parametrize("again", [slow_case(False), True])
 def test_cuts_change_no_mask(comm, folder, alone, again):
     """Also of a module on both sides of a cut."""
     if RANKS > 4:

@@ -9,6 +9,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
+from tests.cases import slow_case
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 from tests.zoo.parts import Of  # noqa: E402
@@ -175,7 +176,7 @@ def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):
 
 #: Each recipe in each layout, of which few are quick.
 CASES = [
-    pytest.param(name, layout, marks=() if number % 6 == place else pytest.mark.slow)
+    (pytest.param if number % 6 == place else slow_case)(name, layout)
     for number, name in enumerate(RECIPES)
     for place, layout in enumerate(("data", "zero", "pipe"))
 ]

@@ -3,6 +3,7 @@
 import pytest
 
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, torch, torchs_own
 
 pytest.importorskip("ml_dtypes")
@@ -110,10 +111,7 @@ class Mixed(torch.nn.Module):
     [
         (torch.bfloat16, {"zero": 3, "recompute": True}),
         (torch.float64, {}),
-        *(
-            pytest.param(kind, {}, marks=pytest.mark.slow)
-            for kind in (torch.bfloat16, torch.float16)
-        ),
+        *(slow_case(kind, {}) for kind in (torch.bfloat16, torch.float16)),
     ],
     ids=str,
 )

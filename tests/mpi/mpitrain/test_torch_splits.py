@@ -12,6 +12,7 @@ import mpitrain
 from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import keep
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -104,13 +105,7 @@ def one_process():
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
 @pytest.mark.parametrize(
-    "parallel",
-    [
-        {},
-        {"zero": 3, "recompute": True},
-        pytest.param({"zero": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "parallel", [{}, {"zero": 3, "recompute": True}, slow_case({"zero": 2})], ids=str
 )
 def test_losses_values_and_state_are_those_of_one_process(folder, one_process, parallel):
     wanted, state, values = one_process

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
+from tests.cases import mostly_slow
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn, F = torch.nn, torch.nn.functional
@@ -292,10 +293,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow if n % 2 else ()) for n, k in enumerate(RIGHT)],
-)
+@pytest.mark.parametrize("kind", mostly_slow(RIGHT, [*RIGHT][::2]))
 def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind):
     """With the shadow and without, whoever draws numbers beside training."""
     caplog.set_level(logging.INFO, "mpitrain")

@@ -1,11 +1,13 @@
 """Tiny models of ``transformers`` train under the shadow as they come, without a false alarm."""
 
 import logging
+from itertools import product
 
 import pytest
 from mpi4py import MPI
 
 import mpitrain
+from tests.cases import mostly_slow
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
@@ -88,12 +90,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow)
-        for name in ALL
-        for dtype in ("float32", "float64")
-    ],
+    ("name", "dtype"), mostly_slow(product(ALL, ("float32", "float64")), QUICK)
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):
     pytest.importorskip("transformers", reason="transformers is not installed")

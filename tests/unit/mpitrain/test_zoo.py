@@ -3,6 +3,8 @@
 import pytest
 from mpi4py import MPI
 
+from tests.cases import slow_case
+
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
 from tests.zoo.__main__ import table, verdicts  # noqa: E402
@@ -12,7 +14,7 @@ from tests.zoo.mistakes import KINDS  # noqa: E402
 SILENT = {"branch by the batch"}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, slow_case(200)])
 def test_drawn_programs_train_as_plain_torch_or_are_told(count):
     found = list(verdicts(MPI.COMM_SELF, 1, range(count), list(KINDS)))
     assert not [one for one in found if one.right], table(found)
