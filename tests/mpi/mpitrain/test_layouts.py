@@ -24,7 +24,7 @@ RANKS = MPI.COMM_WORLD.size
 FIRST = ("gpt", "convnet")
 # Quick are one model in every other layout of 2 ranks, and in all of 4; and two on 3.
 QUICK = {2: ("gpt",), 3: FIRST, 4: ("gpt",)}.get(RANKS, ())
-FEW, SLOW = few("gpt", RANKS), pytest.mark.slow
+FEW = few("gpt", RANKS)
 #: Drawn layouts, and how many are quick.
 DRAWN, FIRST_DRAWN = 40, {2: 6, 3: 6, 4: 8}.get(RANKS, 0)
 

@@ -40,9 +40,6 @@ def around(*kinds):
     ).double()
 
 
-SLOW = pytest.mark.slow
-
-
 class Blocks(nn.Module):
     """No Sequential, so that it is one part or, with cuts, several."""
 

@@ -55,7 +55,6 @@ KINDS = {
 #: Workers with samples of their own, whose updates take effect late.
 UNCORRECTED = Sync(kind="delayed", period=2, delay=3, correct=False, split="dirichlet")
 
-SLOW = pytest.mark.slow
 #: All of them, most marked slow.
 ONE_QUICK = mostly_slow(KINDS, ["diloco"])
 FEW_QUICK = mostly_slow(KINDS, ("diloco", "delayed"))

@@ -63,7 +63,7 @@ def tables(value=0.5):
     return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
 
-SLOW, PIPE, RECOMPUTE = pytest.mark.slow, dict(pipe=RANKS), dict(recompute=True)
+PIPE, RECOMPUTE = dict(pipe=RANKS), dict(recompute=True)
 
 
 @pytest.mark.quick_on(2)

@@ -11,7 +11,6 @@ from tests.cases import slow_case
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 SAMPLES = 64
-SLOW = pytest.mark.slow
 
 
 def data(samples=SAMPLES):
