@@ -1,9 +1,14 @@
-"""Cases of a parametrised test, of which only some are quick."""
+"""Cases of parametrised tests: all algorithms, and cases of which only some are quick."""
 
 from functools import partial
 
 import pytest
 
+from collectives.algorithms import ALGORITHMS
+
+every_algorithm = pytest.mark.parametrize(
+    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
+)
 #: A case that quick runs leave out.
 slow_case = partial(pytest.param, marks=pytest.mark.slow)
 

@@ -1,7 +1,6 @@
 """The configurations of PipeDream's Table 1 as jobs on virtual ranks: losses, and bytes."""
 
 import json
-from importlib.util import find_spec
 from math import lcm
 
 import numpy as np
@@ -14,13 +13,10 @@ from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.layers import layer_costs
 from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import scratch
+from tests.launch.programs import needs_digits, scratch
 from tests.mpi.mpitrain.stale import simulated
 
-pytestmark = [
-    scratch,
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
-]
+pytestmark = [scratch, needs_digits]
 
 STEPS = 4
 #: As in VGG-16, convolutions do the work and linear layers have the parameters.

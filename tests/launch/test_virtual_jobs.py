@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.util import find_spec
 
 import pytest
 
@@ -10,12 +9,9 @@ from mpitrain.commands.arguments import parse
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import needs_launcher, scratch
+from tests.launch.programs import needs_digits, needs_launcher, scratch
 
-pytestmark = [
-    scratch,
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
-]
+pytestmark = [scratch, needs_digits]
 SMALL = ("train.steps=3", "train.epochs=1")
 
 

@@ -236,6 +236,10 @@ def tensors(part):
     return {name: torch.from_numpy(values) for name, values in fields(part).items()}
 
 
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
 def loop(module, factory, batches, loss):
     """Losses of torch's own loop, each the ``loss(module, batch)`` before a step."""
     optimizer, losses = factory(list(module.parameters())), []

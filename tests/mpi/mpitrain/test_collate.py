@@ -17,6 +17,7 @@ from tests.mpi.mpitrain.fits import (
     assert_alike,
     loop,
     made,
+    sgd,
     torch,
 )
 
@@ -87,10 +88,6 @@ class Buckets:
         batches = [order[i : i + self.size] for i in range(0, len(order), self.size)]
         random.shuffle(batches)
         return iter(batches)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def given(**changed):

@@ -10,9 +10,8 @@ import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from tests.cases import slow_case
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from tests.zoo.parts import Of  # noqa: E402
+from tests.mpi.mpitrain.fits import sgd, torch
+from tests.zoo.parts import Of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
 nn, F = torch.nn, torch.nn.functional
@@ -154,10 +153,6 @@ RECIPES = {
     "a norm as a function": dict(model=lambda: Net(norm=as_function), norms=True),
     "a data class": dict(model=lambda: Net(Found), loss=lambda o, y: F.mse_loss(o.scores, y)),
 }  # fmt: skip
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):

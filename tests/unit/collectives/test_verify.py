@@ -12,15 +12,12 @@ from collectives.analysis.verify import prove, verify
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf, workspace
-from tests.cases import slow_case
+from tests.cases import every_algorithm, slow_case
 
 #: All that fold, wrap round or are uneven in some way; more of the same takes minutes.
 FEW = [*range(1, 14), 16, 17, 24]
 at_sizes = pytest.mark.parametrize(
     "sizes", [FEW, slow_case([*range(14, 34), 64])], ids=["few", "more"]
-)
-every_algorithm = pytest.mark.parametrize(
-    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
 )
 #: Several tests ask for the same proof.
 proof = cache(lambda algorithm, size: verify(algorithm.schedule(size)))
