@@ -12,13 +12,15 @@ from collectives import Communicator
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """Marks tests as slow or skipped, by the number of ranks.
+    """Marks all tests here as MPI's, and some as slow or skipped, by the number of ranks.
 
     Tests that are quick on some numbers of ranks are slow on all others, and sweeps whose cases
     depend little on the number end at some number.
     """
-    size = MPI.COMM_WORLD.size
+    size, here = MPI.COMM_WORLD.size, Path(__file__).parent
     for item in items:
+        if here in item.path.parents:
+            item.add_marker("mpi")
         for mark in item.iter_markers("at_most"):
             if size > mark.args[0]:
                 item.add_marker(pytest.mark.skip(reason=f"sweeps on at most {mark.args[0]} ranks"))

@@ -10,8 +10,6 @@ from collectives import InvalidBuffer
 from collectives.algorithms import names
 from tests.cases import mostly_slow, slow_case
 
-pytestmark = pytest.mark.mpi
-
 ALLREDUCES = [*names("allreduce"), "native", "auto"]
 
 

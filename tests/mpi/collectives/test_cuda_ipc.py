@@ -9,7 +9,7 @@ from collectives.errors import InvalidBuffer
 from tests.queued_cupy import RecordedTransport
 
 two_gpus = pytest.mark.parametrize("cupy", [2], indirect=True)
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), two_gpus]
+pytestmark = [pytest.mark.quick_on(3), two_gpus]
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from tests.gpu.check import stand_in
 from tests.mpi.collectives.test_bench import QUICK, bench
 from tests.queued_cupy import Machine
 
-pytestmark = pytest.mark.mpi
-
 
 def cupy_with_a_gpu():
     """CuPy, or ``None``."""

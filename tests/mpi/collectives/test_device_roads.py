@@ -13,7 +13,7 @@ from collectives.execution.memory import is_on_device
 from tests.gpu.roads import total
 
 two_gpus = pytest.mark.parametrize("cupy", [2], indirect=True)
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), two_gpus]
+pytestmark = [pytest.mark.quick_on(3), two_gpus]
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -11,7 +11,7 @@ from collectives import Communicator
 from collectives.errors import CollectiveError, UnknownAlgorithm
 from tests.gpu.roads import total
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 
 @pytest.fixture

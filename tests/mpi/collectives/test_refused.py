@@ -13,8 +13,6 @@ from collectives.calls.native import library
 from tests.cases import slow_case
 from tests.mpi.collectives.forms import FORMS, run, run_once
 
-pytestmark = pytest.mark.mpi
-
 ITEMS = 50_000
 
 

@@ -8,7 +8,7 @@ from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgor
 from collectives.execution.exact import exact_sum
 from tests.cases import slow_case
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 TYPES = [np.float64, np.float32, np.float16, np.complex128]

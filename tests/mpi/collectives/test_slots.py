@@ -24,7 +24,7 @@ from tests.cases import slow_case
 from tests.mpi.collectives.forms import FORMS, expect_well, run, sent, total, wanted
 from tests.mpi.collectives.forms import METHODS as NAMES
 
-pytestmark = [pytest.mark.mpi(min_size=2)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 SLOT = 2048
 TYPES = [np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64]

@@ -11,8 +11,6 @@ from collectives import InvalidBuffer
 from tests.cases import mostly_slow
 from tests.mpi.collectives.forms import FORMS, run, tensor_of
 
-pytestmark = pytest.mark.mpi
-
 KINDS = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,

@@ -14,7 +14,7 @@ from collectives.errors import MismatchError  # noqa: E402
 from collectives.torch.devices import device_types  # noqa: E402
 from collectives.torch.register import version  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 WHOLE = [*INTEGERS, torch.uint16, torch.uint32, torch.uint64]
 

@@ -15,7 +15,7 @@ dist = pytest.importorskip("torch.distributed")
 from tests.gpu import backend  # noqa: E402
 from tests.gpu.elsewhere import Elsewhere, Stream  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_background]
 
 

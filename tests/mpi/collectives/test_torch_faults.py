@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.replicas import check_replicas  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
 def test_calls_are_events_of_the_profiler(world):

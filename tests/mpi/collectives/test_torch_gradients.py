@@ -9,7 +9,6 @@ dist = pytest.importorskip("torch.distributed")
 import torch.distributed.nn.functional as nn  # noqa: E402
 
 pytestmark = [
-    pytest.mark.mpi,
     pytest.mark.quick_on(3),
     pytest.mark.at_most(4),
     pytest.mark.usefixtures("world"),

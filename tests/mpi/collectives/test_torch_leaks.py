@@ -11,12 +11,7 @@ dist = pytest.importorskip("torch.distributed")
 
 from collectives.torch import reductions  # noqa: E402
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.slow,
-    pytest.mark.at_most(2),
-    pytest.mark.usefixtures("world"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.at_most(2), pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture

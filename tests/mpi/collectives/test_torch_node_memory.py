@@ -10,7 +10,7 @@ dist = pytest.importorskip("torch.distributed")
 from collectives import Communicator  # noqa: E402
 from collectives.torch import reductions  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from collectives.errors import CollectiveError, MismatchError  # noqa: E402
 from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.order import CollectiveWork  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 LAST = P - 1
 

@@ -12,7 +12,7 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 SIZES = [5, 50_000]
 REFUSED = "single memory location"

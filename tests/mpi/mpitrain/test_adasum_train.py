@@ -18,8 +18,6 @@ from tests.mpi.mpitrain.layouts import curve, job, whole
 from tests.mpi.mpitrain.summands import shards, summand
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {
     "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],

@@ -25,8 +25,6 @@ from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 STEPS = 11
 #: Widths of further layers, for as many stages as there are ranks.

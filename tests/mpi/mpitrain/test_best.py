@@ -20,7 +20,7 @@ from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import StopsAfter, equal, in_folder, job, layouts, whole
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.

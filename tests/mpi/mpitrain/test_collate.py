@@ -21,7 +21,7 @@ from tests.mpi.mpitrain.fits import (
     torch,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 
 
 class Lines(torch.utils.data.Dataset):

@@ -26,8 +26,6 @@ from tests.mpi.mpitrain.layouts import (
     mlp,
 )
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 _QUICK = {1: "data", 4: "data x pipe"}.get(RANKS, "zero 1")
 #: Layouts in which gradients can be coded.

@@ -16,7 +16,6 @@ from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, net, tensors, torch
 
 F = torch.nn.functional
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 WEIGHT = torch.tensor([1.0, 0.5, 4.0, 0.1], dtype=torch.float64)
 

@@ -21,7 +21,7 @@ from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import job, layouts
 from tests.queued_cupy.counts import counts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5), pytest.mark.usefixtures("cupy")]
+pytestmark = [pytest.mark.at_most(5), pytest.mark.usefixtures("cupy")]
 
 RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;

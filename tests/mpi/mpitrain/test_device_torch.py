@@ -16,7 +16,7 @@ from tests.gpu.modules import Samples, module, run  # noqa: E402
 from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
 from tests.zoo.parts import Of  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 SAME_ORDER = RANKS < 3

@@ -11,7 +11,7 @@ from mpitrain.config import ConfigError  # noqa: E402
 from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
 from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 QUICK, ALL = (1, 2), 60
 
 

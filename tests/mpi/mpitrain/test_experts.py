@@ -13,8 +13,6 @@ from tests.gpu.jobs import trained
 from tests.mpi.mpitrain.layouts import alone, curve, equal, job
 from tests.mpi.mpitrain.test_layouts import same
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 #: More rows than experts take, experts that groups cannot share evenly, both losses.
 MIXTURE = dict(layers=2, experts=5, top=2, capacity=1.0, balance=0.1, router_z=0.01)

@@ -14,7 +14,7 @@ from tests.mpi.mpitrain.fits import (
     torchs_own,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 def test_groups_of_a_job(comm, folder):

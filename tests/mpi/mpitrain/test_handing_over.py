@@ -7,7 +7,7 @@ from mpitrain.config import ConfigError
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, loop, made, mse, net, torch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 
 
 def adamw(parameters):

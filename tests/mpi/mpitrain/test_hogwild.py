@@ -21,7 +21,7 @@ from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 

@@ -18,8 +18,6 @@ from tests.cases import mostly_slow, slow_case
 from tests.drawn_layouts import MOST, run
 from tests.mpi.mpitrain.layouts import alone, changed, close, curve, few, job, layouts
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 FIRST = ("gpt", "convnet")
 # Quick are one model in every other layout of 2 ranks, and in all of 4; and two on 3.

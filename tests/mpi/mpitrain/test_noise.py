@@ -11,7 +11,6 @@ from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from tests.cases import slow_case
 
-pytestmark = pytest.mark.mpi
 SIZE = MPI.COMM_WORLD.size
 
 

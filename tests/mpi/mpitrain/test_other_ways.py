@@ -12,7 +12,6 @@ from mpitrain.metrics.records import Step
 from tests.cases import slow_case
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5)).double()

@@ -8,7 +8,7 @@ from mpitrain.config import ConfigError
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 nn = torch.nn
 
 from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests  # noqa: E402

@@ -13,7 +13,7 @@ from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import sgd, torch
 from tests.zoo.parts import Of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
+pytestmark = pytest.mark.quick_on(2)
 nn, F = torch.nn, torch.nn.functional
 RANKS = MPI.COMM_WORLD.size
 DRAW = torch.Generator().manual_seed(5)

@@ -27,7 +27,6 @@ from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.at_most(5),
-    pytest.mark.mpi,
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
 ]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow

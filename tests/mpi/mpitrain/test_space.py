@@ -26,8 +26,6 @@ from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import close, whole
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 
 

@@ -39,7 +39,7 @@ from tests.mpi.mpitrain.layouts import (
 )
 from tests.mpi.mpitrain.test_sync_arithmetic import Averaging
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 9

@@ -20,8 +20,6 @@ from mpitrain.sync.local import Local
 from mpitrain.sync.workers import Workers
 from tests.cases import slow_case
 
-pytestmark = pytest.mark.mpi
-
 WIDTHS = (3, 5, 4)
 RATE = 1 / 8
 

@@ -17,7 +17,6 @@ from tests.zoo.parts import Of
 
 from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
 
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 

@@ -13,7 +13,7 @@ from collectives.torch.backend import backend_of  # noqa: E402
 from collectives.torch.register import register  # noqa: E402
 from mpitrain.adapters.torch import Compression, compression_hook  # noqa: E402
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
 

@@ -7,7 +7,7 @@ from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, sgd, torch, torchs_own
 
 pytest.importorskip("ml_dtypes")
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Automatic(torch.nn.Module):

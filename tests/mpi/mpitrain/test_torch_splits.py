@@ -18,7 +18,7 @@ from tests.mpi.mpitrain.layouts import keep
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]
+pytestmark = pytest.mark.quick_on(2, 4)
 RANKS = MPI.COMM_WORLD.size
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 SPLITS = {

@@ -16,7 +16,6 @@ from tests.mpi.mpitrain.fits import loop, torch
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 VOCABULARY, LENGTH = 61, 12
 

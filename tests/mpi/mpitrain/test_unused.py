@@ -9,7 +9,7 @@ from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made, torch
 
 nn = torch.nn
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Turns(torch.utils.data.IterableDataset):

@@ -16,7 +16,6 @@ from mpitrain.training import build
 from tests.cases import slow_case
 from tests.mpi.mpitrain.summands import shards, summand
 
-pytestmark = pytest.mark.mpi
 P = MPI.COMM_WORLD.size
 SHAPES = {
     "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
