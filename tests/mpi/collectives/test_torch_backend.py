@@ -3,16 +3,14 @@
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
+from collectives.errors import MismatchError
+from collectives.torch.devices import device_types
+from collectives.torch.register import version
 from tests.cases import slow_case
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from collectives.errors import MismatchError  # noqa: E402
-from collectives.torch.devices import device_types  # noqa: E402
-from collectives.torch.register import version  # noqa: E402
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

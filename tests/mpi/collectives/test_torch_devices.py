@@ -5,15 +5,13 @@ from itertools import product
 from weakref import ref
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
 from tests.cases import mostly_slow
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from tests.gpu import backend  # noqa: E402
-from tests.gpu.elsewhere import Elsewhere, Stream  # noqa: E402
+from tests.gpu import backend
+from tests.gpu.elsewhere import Elsewhere, Stream
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_background]

@@ -1,13 +1,11 @@
 """Drawn calls of ``torch.distributed``, beside Gloo's: :mod:`tests.torch_drawn`."""
 
 import pytest
+import torch.distributed as dist
 
-pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from tests.torch_drawn import run_drawn  # noqa: E402
-from tests.torch_drawn.calls import KINDS  # noqa: E402
-from tests.torch_drawn.run import Group  # noqa: E402
+from tests.torch_drawn import run_drawn
+from tests.torch_drawn.calls import KINDS
+from tests.torch_drawn.run import Group
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 SWEEP = pytest.param(3, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])

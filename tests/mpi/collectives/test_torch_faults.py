@@ -4,17 +4,14 @@ import gc
 from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
+from torch.profiler import ProfilerActivity, profile
 
+from collectives.torch.backend import backend_of
+from collectives.torch.replicas import check_replicas
 from tests.cases import slow_case
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from collectives.torch.backend import backend_of  # noqa: E402
-from collectives.torch.replicas import check_replicas  # noqa: E402
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 

@@ -1,12 +1,10 @@
 """Gradients of collectives of torch tensors: those of one process that has all ranks' tensors."""
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as nn
 from mpi4py import MPI
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-import torch.distributed.nn.functional as nn  # noqa: E402
 
 pytestmark = [
     pytest.mark.quick_on(3),

@@ -5,11 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from collectives.torch import reductions  # noqa: E402
+from collectives.torch import reductions
 
 pytestmark = [pytest.mark.slow, pytest.mark.at_most(2), pytest.mark.usefixtures("world")]
 

@@ -3,12 +3,10 @@
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 STEPS, SHARE = 6, 4

@@ -1,14 +1,12 @@
 """Large calls of ``torch.distributed`` groups through memory that the ranks share."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from collectives import Communicator
+from collectives.torch import reductions
 from tests.cases import slow_case
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from collectives import Communicator  # noqa: E402
-from collectives.torch import reductions  # noqa: E402
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 

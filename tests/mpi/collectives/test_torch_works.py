@@ -3,14 +3,12 @@
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from mpi4py import MPI
-
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-import torch.distributed._functional_collectives as functional  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = [pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank

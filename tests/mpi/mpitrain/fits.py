@@ -4,12 +4,12 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.fields import fields
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
@@ -9,12 +10,10 @@ from collectives import Communicator
 from mpitrain.config import ConfigError
 from tests import queued_cupy
 from tests.cases import each_check, slow_case
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from tests.gpu import modules  # noqa: E402
-from tests.gpu.modules import Samples, module, run  # noqa: E402
-from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
-from tests.zoo.parts import Of  # noqa: E402
+from tests.gpu import modules
+from tests.gpu.modules import Samples, module, run
+from tests.mpi.mpitrain.fits import SEVERAL, Sentences
+from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
 

@@ -3,13 +3,12 @@
 from random import Random
 
 import pytest
+import torch
 
+from mpitrain.config import ConfigError
 from tests.cases import mostly_slow
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from mpitrain.config import ConfigError  # noqa: E402
-from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
-from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
+from tests.mpi.mpitrain.drawn_features import job, layout
+from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made
 
 pytestmark = pytest.mark.at_most(5)
 QUICK, ALL = (1, 2), 60

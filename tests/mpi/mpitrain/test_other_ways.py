@@ -4,6 +4,7 @@ from copy import deepcopy
 from math import gcd
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
@@ -11,7 +12,6 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from tests.cases import slow_case
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5)).double()

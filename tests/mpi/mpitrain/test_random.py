@@ -7,13 +7,11 @@ import pytest
 from mpitrain.config import ConfigError
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
+from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests
+from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders
 
 pytestmark = pytest.mark.at_most(5)
 nn = torch.nn
-
-from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests  # noqa: E402
-from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders  # noqa: E402
-
 KINDS = {
     **{
         kind: of_unit_tests[kind]

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
@@ -15,7 +16,6 @@ from mpitrain.config import ConfigError
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import keep
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
 pytestmark = pytest.mark.quick_on(2, 4)

@@ -7,14 +7,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import transformers
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
 from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.fits import loop, torch
-
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 RANKS = MPI.COMM_WORLD.size
 VOCABULARY, LENGTH = 61, 12

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 import mpitrain
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.metrics.records import Epoch, Resumed, Step
 from tests.cases import slow_case
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 SAMPLES = 64
 

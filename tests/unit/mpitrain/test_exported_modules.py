@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
@@ -10,7 +11,6 @@ from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.manifest import CheckpointError
 from tests.cases import mostly_slow
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
 

@@ -4,12 +4,11 @@ import logging
 from itertools import product
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from tests.cases import mostly_slow
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

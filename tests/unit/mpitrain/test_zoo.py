@@ -4,11 +4,8 @@ import pytest
 from mpi4py import MPI
 
 from tests.cases import slow_case
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-
-from tests.zoo.__main__ import table, verdicts  # noqa: E402
-from tests.zoo.mistakes import KINDS  # noqa: E402
+from tests.zoo.__main__ import table, verdicts
+from tests.zoo.mistakes import KINDS
 
 #: Kinds with ways that these samples of the first steps may not show.
 SILENT = {"branch by the batch"}
