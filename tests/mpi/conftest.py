@@ -67,6 +67,16 @@ def world():
 
 
 @pytest.fixture
+def group(world):
+    """A group of all ranks of the test's own, whose memory no other test has."""
+    import torch.distributed as dist
+
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
+
+
+@pytest.fixture
 def split_off(monkeypatch):
     """The communicators that are split off in a test, and not freed yet."""
     there = []

@@ -11,14 +11,6 @@ from tests.cases import slow_case
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
-@pytest.fixture
-def group(world):
-    """A group of its own, whose memory no other test has."""
-    made = dist.new_group()
-    yield made
-    dist.destroy_process_group(made)
-
-
 def memory_of(group):
     backend = group._get_backend(torch.device("cpu"))
     return backend._node_memory

@@ -19,13 +19,6 @@ P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 LAST = P - 1
 
 
-@pytest.fixture
-def group():
-    made = dist.new_group()
-    yield made
-    dist.destroy_process_group(made)
-
-
 @pytest.mark.parametrize("items", [1, 40_000])
 def test_all_ranks_gather_in_place_or_none_does(group, items, monkeypatch):
     """MPI wants it so; an input may lie in its output on some ranks alone."""
