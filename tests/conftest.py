@@ -1,4 +1,4 @@
-"""Settings of all tests, and a fixture for those that start launchers themselves."""
+"""Settings of all tests, and fixtures of several folders."""
 
 import os
 from tempfile import TemporaryDirectory
@@ -8,12 +8,27 @@ import pytest
 #: Before torch and NumPy are loaded: tests and ranks share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+#: Packages that some files of tests are about.
+OPTIONAL = {"mpi4py", "torch", "transformers"}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hide the tuning table of whoever runs the tests."""
     folder = TemporaryDirectory(prefix="mpitrain-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CONFIG_HOME"] = folder.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    """Files that import a package that need not be there are skipped without it."""
+    report = yield
+    why = report.call.excinfo and report.call.excinfo.value.__cause__
+    if isinstance(why, ModuleNotFoundError) and why.name in OPTIONAL:
+        report.outcome = "skipped"
+        hint = ": make test TORCH=1" if why.name == "torch" else ""
+        report.longrepr = (report.nodeid, 0, f"{why.name} is not installed{hint}")
+    return report
 
 
 @pytest.fixture
@@ -26,3 +41,14 @@ def scratch(monkeypatch):
     with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield folder
+
+
+@pytest.fixture
+def cupy(request, monkeypatch):
+    """The stand-in for CuPy, on one GPU or on ``request.param`` of them, in which an event is done
+    when it has been asked three times; nothing may happen in it that nobody has ordered."""
+    from tests import queued_cupy
+
+    cupy = queued_cupy.install(monkeypatch, queued_cupy.Machine(getattr(request, "param", 1)))
+    yield cupy
+    cupy.machine.expect_no_races()

@@ -13,12 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from collectives.environment import switch
+from collectives.failure.history import outside
 from collectives.failure.processes import Process, find
 from collectives.launchers import PROCESSES
 
@@ -34,8 +34,6 @@ _LAUNCHER_S = 30
 _PARENT_S = 1.0
 #: Exit status of a rank whose parent has died: 128 + SIGHUP.
 ORPHANED = 129
-#: Packages whose frames are not the user's code.
-_NOT_THE_USER = {"collectives", "mpitrain", "torch", *sys.stdlib_module_names}
 
 
 @contextmanager
@@ -152,19 +150,15 @@ def _sentence(error: Any) -> str:
     users = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if _is_users(frame)
+        if outside(frame) is frame
     ]
     cause = error.__cause__ or error.__context__
     while cause is not None:
-        if any(_is_users(frame) for frame, _ in traceback.walk_tb(cause.__traceback__)):
+        if any(outside(frame) is frame for frame, _ in traceback.walk_tb(cause.__traceback__)):
             return ""
         cause = cause.__cause__ or cause.__context__
     package = type(error).__module__.partition(".")[0]
     return f"{package}: {error} ({users[-1]})" if users else ""
-
-
-def _is_users(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER
 
 
 def _say_where(comm: MPI.Comm, error: BaseException, words: str = "") -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 #: Calls kept per communicator.
 KEPT = 64
 #: Most characters of a call's name in a report, which must fit a datagram.
 _LONGEST = 500
-#: Frames of these modules are not the user's code.
-_NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
+#: Packages whose frames are not the user's code.
+LIBRARIES = {"collectives", "mpitrain", "numpy", "torch", *sys.stdlib_module_names}
 
 
 @dataclass(slots=True, eq=False)
@@ -173,22 +173,22 @@ def _entered(brief: Brief) -> Entered:
     return Entered(number, True, parts, None, None, 0, begun)
 
 
-def call_site(
-    frame: Any = None, leaving_out: Container[str] = _NOT_THE_USER
-) -> tuple[CodeType | None, int]:
-    """Code and line of the innermost frame outside of some packages.
-
-    Args:
-        frame: frame to begin with; the caller's by default.
-        leaving_out: names of the packages; this one by default.
-    """
-    frame = frame or sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in leaving_out:
-            # Another thread may see a frame between two lines, which has none then.
-            return frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
+def outside(frame: FrameType | None, packages: Container[str] = LIBRARIES) -> FrameType | None:
+    """The innermost frame outside of some packages, from ``frame`` on."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
         frame = frame.f_back
-    return None, 0
+    return frame
+
+
+def call_site(
+    frame: FrameType | None = None, leaving_out: Container[str] = ("collectives", "contextlib")
+) -> tuple[CodeType | None, int]:
+    """Code and line of the frame that :func:`outside` finds, by default from the caller's on."""
+    found = outside(frame or sys._getframe(1), leaving_out)
+    if found is None:
+        return None, 0
+    # Another thread may see a frame between two lines, which has none then.
+    return found.f_code, found.f_lineno or found.f_code.co_firstlineno
 
 
 def size_of(buffer: object) -> str | None:

@@ -5,22 +5,19 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from mpi4py import MPI
 
-from collectives.failure.history import Entered, call_site
+from collectives.failure.history import LIBRARIES, Entered, call_site
 from collectives.failure.peers import Peers
 
 #: Status of each rank that answered, by rank.
 Answers = Mapping[int, Mapping[str, Any]]
 #: Collectives that end on no rank before all ranks have called them.
 _MEETINGS = ("allgather", "allreduce", "alltoall", "barrier", "reduce_scatter", "the end")
-#: Packages whose frames are not the user's code.
-_LIBRARIES = ("collectives", "contextlib", "mpitrain", "torch", "numpy")
 _SHOWN = 8
-#: Lines at which this rank has said that it waits.
-_SAID: set[str] = set()
 
 
 def is_meeting(call: Entered) -> bool:
@@ -136,21 +133,24 @@ def say_waiting(seconds: float) -> None:
     which knows more."""
     if any(thread.name == "watchdog" for thread in threading.enumerate()):
         return
-    if (where := place()) not in _SAID:
-        _SAID.add(where)
-        print(
-            f"rank {MPI.COMM_WORLD.rank} has waited for {seconds:.0f} s at {where}; another rank "
-            "is late, or makes another call: COLLECTIVES_TIMEOUT=S tells after S seconds where all "
-            "are, and COLLECTIVES_CHECK=1 which calls differ",
-            file=sys.stderr,
-            flush=True,
-        )
+    _say_waiting(place(), seconds)
+
+
+@cache  # once for each place
+def _say_waiting(where: str, seconds: float) -> None:
+    print(
+        f"rank {MPI.COMM_WORLD.rank} has waited for {seconds:.0f} s at {where}; another rank is "
+        "late, or makes another call: COLLECTIVES_TIMEOUT=S tells after S seconds where all are, "
+        "and COLLECTIVES_CHECK=1 which calls differ",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def place() -> str:
     """Line of the user's code that the main thread is in, with its source."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    code, line = call_site(frame, _LIBRARIES)
+    code, line = call_site(frame, LIBRARIES)
     if code is None:
         code, line = call_site(frame, ())
     if code is None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from threading import main_thread
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
+from collectives.failure.history import outside
 from collectives.run.calls import Numbers
 from collectives.run.profile import Profile
 from collectives.run.record import CAME, WAITED, Recorder, Site
@@ -20,6 +20,9 @@ from collectives.torch.devices import tensors_of
 from collectives.torch.messages import MessageWork
 from collectives.torch.order import CollectiveWork, Order
 from collectives.torch.patches import hide_from_dynamo
+
+#: Packages whose frames are not the program's.
+_INSIDE = ("torch", "collectives")
 
 
 def profile(file: str) -> None:
@@ -128,19 +131,9 @@ class GroupWatch:
     def _add(self, what: str, begun: float, numbers: list[int], role: int) -> Site:
         """Records a call at the line of the program; in a thread of autograd's own, at that where
         the main thread is."""
-        own = sys._getframe(2)
-        where = (
-            _outside(own) or _outside(sys._current_frames().get(main_thread().ident or 0)) or own
-        )
+        own, main = sys._getframe(2), sys._current_frames().get(main_thread().ident or 0)
+        where = outside(own, _INSIDE) or outside(main, _INSIDE) or own
         return self.recorder.add(where, what, begun, numbers, role)
-
-
-def _outside(frame: FrameType | None) -> FrameType | None:
-    """The first frame that is neither torch's nor ours."""
-    inside = "torch", "collectives"
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
-        frame = frame.f_back
-    return frame
 
 
 def _nbytes(values: Any) -> int:

@@ -18,6 +18,9 @@ scratch = pytest.mark.usefixtures("scratch")
 needs_launcher = pytest.mark.skipif(
     shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
 )
+needs_digits = pytest.mark.skipif(
+    find_spec("sklearn") is None, reason="scikit-learn is not installed"
+)
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 #: A short job on the digits; ``steps`` and ``hidden`` are to be filled in.
 DIGITS = """

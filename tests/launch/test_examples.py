@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.launch import programs
-from tests.launch.programs import ROOT, needs_launcher, needs_torch, scratch
+from tests.launch.programs import ROOT, needs_digits, needs_launcher, needs_torch, scratch
 
 OWN = ROOT / "examples" / "own_algorithm.py"
 SCRIPTS = ROOT / "examples" / "pytorch"
@@ -142,7 +142,7 @@ def test_own_data(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@needs_digits
 def test_pipeline(tmp_path):
     told = example(tmp_path, "pipeline")
     assert re.findall(r"rank (\d) has \w", told) == ["0", "1"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import mostly_slow, slow_case
 from tests.launch.programs import DIGITS, needs_launcher, run, scratch
 from tests.processes import running
 
@@ -138,9 +139,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=pytest.mark.slow if w == "a status" else ()) for w in ENDS]
-)
+@pytest.mark.parametrize("what", mostly_slow(ENDS, lambda what: what != "a status"))
 def test_the_trouble_of_one_rank_ends_the_job(tmp_path, what):
     body, status, said = ENDS[what]
     ended = job(tmp_path, body)
@@ -242,9 +241,9 @@ sys.exit(main(["train", "job.toml"]))
 @pytest.mark.parametrize(
     ("where", "ranks", "layout"),
     [
-        pytest.param("forward", 2, "", marks=pytest.mark.slow),
-        pytest.param("backward", 2, "pipe = 2", marks=pytest.mark.slow),
-        pytest.param("loss", 4, "pipe = 2", marks=pytest.mark.slow),
+        slow_case("forward", 2, ""),
+        slow_case("backward", 2, "pipe = 2"),
+        slow_case("loss", 4, "pipe = 2"),
         ("backward", 2, "zero = 1"),
     ],
 )
@@ -257,8 +256,7 @@ def test_an_error_in_a_pass_of_one_rank_ends_all_ranks(tmp_path, where, ranks, l
 
 
 @pytest.mark.parametrize(
-    "end",
-    [pytest.param("comm.Abort(5)", marks=pytest.mark.slow), "os.kill(os.getpid(), signal.SIGKILL)"],
+    "end", [slow_case("comm.Abort(5)"), "os.kill(os.getpid(), signal.SIGKILL)"]
 )
 def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
     ended = job(
@@ -319,13 +317,7 @@ WAITS = {
 QUICK = {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
 
 
-@pytest.mark.parametrize(
-    ("call", "trouble"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(WAITS, STALLS)
-    ],
-)
+@pytest.mark.parametrize(("call", "trouble"), mostly_slow(product(WAITS, STALLS), QUICK))
 def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     doing, told = STALLS[trouble]
     ended = job(tmp_path, WATCHED.format(trouble=doing, call=WAITS[call]))
@@ -341,10 +333,9 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     ("call", "told"),
     [
         pytest.param("comm.Barrier()", "rank 0 has completed 1, is in #2 barrier", id="then"),
-        pytest.param(
+        slow_case(
             "complete(comm.Iallreduce(MPI.IN_PLACE, items, algorithm='ring'))",
             "rank 0 has completed 1, is in none of them: it polls with Test",
-            marks=pytest.mark.slow,
             id="meanwhile",
         ),
     ],
@@ -422,10 +413,7 @@ def test_reports_have_the_last_calls_and_who_is_missing(tmp_path, what):
     assert never not in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "end",
-    ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param("os._exit(0)", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", slow_case("os._exit(0)")])
 def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
     program = f"""
         comm = Communicator(MPI.COMM_WORLD, timeout=20)

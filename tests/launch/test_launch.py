@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import slow_case
 from tests.launch.programs import MPITRAIN, ROOT, needs_launcher, run, scratch
 
 EXAMPLES = ROOT / "jobs" / "examples"
@@ -50,11 +51,7 @@ def test_two_ranks_report_once(tmp_path):
 
 @needs_launcher
 @pytest.mark.parametrize(
-    "other",
-    [
-        ("eval", "job.toml"),
-        pytest.param(("train", "other.toml", "--resume"), marks=pytest.mark.slow),
-    ],
+    "other", [("eval", "job.toml"), slow_case(("train", "other.toml", "--resume"))]
 )
 def test_command_lines_that_differ_are_refused(tmp_path, other):
     """Without it, the job of rank 0 counted, or the ranks of two commands waited for each other."""
@@ -72,7 +69,7 @@ def test_command_lines_that_differ_are_refused(tmp_path, other):
     [
         (["--set", "optim.moment=0.5"], "optim.moment: unknown key; did you mean 'momentum'?"),
         *(
-            pytest.param(arguments, message, marks=pytest.mark.slow)
+            slow_case(arguments, message)
             for arguments, message in (
                 (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most"),
                 (["--set", "data.name=digit"], "data.name = 'digit': unknown value; did you mean"),

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.cases import slow_case
 from tests.launch.programs import needs_launcher, needs_torch, run, scratch
 
 pytestmark = [scratch, needs_launcher, needs_torch]
@@ -213,7 +214,7 @@ except mpitrain.Stopped as error:
 """
 
 
-@pytest.mark.parametrize("catches", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("catches", [False, slow_case(True)])
 def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
     ended = start(tmp_path, *(["catches"] if catches else []), program=STOPPED)
     assert ended.returncode == (0 if catches else 75), ended.stderr

@@ -1,7 +1,6 @@
 """The configurations of PipeDream's Table 1 as jobs on virtual ranks: losses, and bytes."""
 
 import json
-from importlib.util import find_spec
 from math import lcm
 
 import numpy as np
@@ -12,14 +11,12 @@ from mpitrain.config import load
 from mpitrain.pipeline.partition import Costs, StagePlan
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.layers import layer_costs
+from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import scratch
+from tests.launch.programs import needs_digits, scratch
 from tests.mpi.mpitrain.stale import simulated
 
-pytestmark = [
-    scratch,
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
-]
+pytestmark = [scratch, needs_digits]
 
 STEPS = 4
 #: As in VGG-16, convolutions do the work and linear layers have the parameters.
@@ -89,10 +86,10 @@ print(json.dumps({"losses": losses[0], **sent}))
 
 ROWS = [
     pytest.param((2, 1, 1), (2, 1, 1), id="2-1-1"),
-    pytest.param((1, 1, 1, 1), (1, 1, 1, 1), id="straight", marks=pytest.mark.slow),
-    pytest.param((8,), (4,), id="8", marks=pytest.mark.slow),
-    pytest.param((7, 1), (2, 2), id="7-1", marks=pytest.mark.slow),
-    pytest.param((9, 5, 1, 1), (1, 1, 1, 1), id="9-5-1-1", marks=pytest.mark.slow),
+    slow_case((1, 1, 1, 1), (1, 1, 1, 1), id="straight"),
+    slow_case((8,), (4,), id="8"),
+    slow_case((7, 1), (2, 2), id="7-1"),
+    slow_case((9, 5, 1, 1), (1, 1, 1, 1), id="9-5-1-1"),
 ]
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from tests.cases import mostly_slow, slow_case
 from tests.launch.programs import needs_launcher, run, scratch
 
 pytestmark = [scratch, needs_launcher]
@@ -77,14 +78,7 @@ print("done", *sys.argv, __name__, world.rank)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(None, marks=pytest.mark.slow),
-        [],
-        pytest.param(["--gains"], marks=pytest.mark.slow),
-        ["--profile"],
-    ],
-    ids=str,
+    "options", [slow_case(None), [], slow_case(["--gains"]), ["--profile"]], ids=str
 )
 def test_an_unchanged_program_sees_mpi4py(tmp_path, options):
     program = tmp_path / "program.py"
@@ -130,10 +124,7 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("initialize", "then", "status", "said"),
-    [pytest.param(*way, marks=() if way in WAYS[:2] else pytest.mark.slow) for way in WAYS],
-)
+@pytest.mark.parametrize(("initialize", "then", "status", "said"), mostly_slow(WAYS, WAYS[:2]))
 def test_the_exit_status_is_that_of_the_program(tmp_path, initialize, then, status, said):
     (tmp_path / "ends.py").write_text(ENDS.format(then=then, initialize=initialize))
     words = ["-m", "collectives", "run", "--profile", "-m", "ends"]
@@ -162,7 +153,7 @@ FAULTS = {
     ("fault", "said"),
     [
         ("data", "Rank 1 has 2.0 times as much data as the others in Allgatherv at planted.py:"),
-        pytest.param(*("serial", "Rank 0 works alone, a serial section: "), marks=pytest.mark.slow),
+        slow_case(*("serial", "Rank 0 works alone, a serial section: ")),
         ("sender", "Rank 0 sends late: rank 1 waits "),
     ],
 )

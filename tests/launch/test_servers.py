@@ -4,19 +4,15 @@ import os
 import re
 import signal
 import time
-from importlib.util import find_spec
 
 import pytest
 
 from tests.launch import programs
-from tests.launch.programs import ROOT, ended, scratch
+from tests.launch.programs import ROOT, ended, needs_digits, scratch
 from tests.processes import running
 
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
-pytestmark = [
-    scratch,
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
-]
+pytestmark = [scratch, needs_digits]
 
 
 def start(folder, *options, **variables):

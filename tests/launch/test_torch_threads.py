@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import slow_case
 from tests.launch.programs import needs_launcher, needs_torch, run, scratch
 
 pytestmark = [scratch, needs_launcher, needs_torch]
@@ -71,7 +72,7 @@ print("the end", flush=True)
 """
 
 
-@pytest.mark.parametrize("level", ["serialized", pytest.param("funneled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", ["serialized", slow_case("funneled")])
 def test_calls_run_in_the_program_s_thread(tmp_path, level):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

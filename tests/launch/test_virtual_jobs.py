@@ -2,19 +2,16 @@
 
 import json
 import re
-from importlib.util import find_spec
 
 import pytest
 
 from mpitrain.commands.arguments import parse
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
+from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import needs_launcher, scratch
+from tests.launch.programs import needs_digits, needs_launcher, scratch
 
-pytestmark = [
-    scratch,
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
-]
+pytestmark = [scratch, needs_digits]
 SMALL = ("train.steps=3", "train.epochs=1")
 
 
@@ -66,8 +63,8 @@ COSTED = [
     # Four micro-batches, of which each replica has the half, and one more to fill two stages.
     (4, "pipe=2", (4 + 1) * 2 / 2),
     # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
-    pytest.param(3, "replicas=[2,1]", (8 + 1) * 2 / 2, marks=pytest.mark.slow),
-    pytest.param(2, "context=2", 4 * 4 / 2, marks=pytest.mark.slow),
+    slow_case(3, "replicas=[2,1]", (8 + 1) * 2 / 2),
+    slow_case(2, "context=2", 4 * 4 / 2),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cases import slow_case
 from tests.launch import programs
 from tests.launch.programs import needs_launcher, scratch
 
@@ -9,7 +10,7 @@ PROGRAM = programs.ROOT / "tests" / "launch" / "drawn_mpi_program.py"
 #: Ranks, and the first draw and the one behind the last.
 DRAWS = [
     (3, 0, 40),
-    *(pytest.param(size, 100, 200, marks=pytest.mark.slow) for size in (2, 3, 4, 5)),
+    *(slow_case(size, 100, 200) for size in (2, 3, 4, 5)),
 ]
 
 

@@ -18,6 +18,7 @@ from collectives.launchers import beside
 from collectives.torch.__main__ import main as torch_main
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.trainer import Trainer
+from tests.cases import slow_case
 from tests.launch.programs import ROOT, scratch
 from tests.unit.collectives.test_launchers import TOLD
 
@@ -60,14 +61,7 @@ of_two = pytest.mark.parametrize("told", ["srun", "torchrun"], indirect=True)
 
 @of_two
 @pytest.mark.parametrize(
-    "program",
-    [
-        a_sum,
-        a_part_of_it,
-        a_sparse_sum,
-        a_trainer,
-        pytest.param(a_group_of_torch, marks=pytest.mark.slow),
-    ],
+    "program", [a_sum, a_part_of_it, a_sparse_sum, a_trainer, slow_case(a_group_of_torch)]
 )
 def test_a_program_does_not_work_alone(program, told, tmp_path):
     with pytest.raises(collectives.LaunchError, match=r"this process is rank 0 of 1, but \w+=[34]"):

@@ -24,20 +24,24 @@ def _fits(ranks, total):
     return right and not ranks.machine.races
 
 
-def direct(patch, seed, road="direct"):
-    """One all-reduce of what a stream of the caller's still writes."""
+def _begun(patch, seed, road):
+    """Ranks, an all-reduce that they have started, and its result."""
     ranks = Ranks(patch, SIZE, road, seed)
     plans, total = ranks.all_reduce()
     ranks.start(plans)
+    return ranks, plans, total
+
+
+def direct(patch, seed, road="direct"):
+    """One all-reduce of what a stream of the caller's still writes."""
+    ranks, plans, total = _begun(patch, seed, road)
     ranks.wait(plans)
     return _fits(ranks, total)
 
 
 def late(patch, seed):
     """The caller queues more after the start, which is not to be waited for."""
-    ranks = Ranks(patch, SIZE, "direct", seed)
-    plans, total = ranks.all_reduce()
-    ranks.start(plans)
+    ranks, plans, total = _begun(patch, seed, "direct")
     first = ranks.outputs
     more, _ = ranks.all_reduce(tags=Tags(1))
     ranks.start(more)  # behind its input, while the first one is under way
@@ -86,9 +90,7 @@ def again(patch, seed):
 
 def _tested(patch, road, seed):
     """An all-reduce until Test is true, wherever the caller is, and its result."""
-    ranks = Ranks(patch, SIZE, road, seed)
-    plans, total = ranks.all_reduce()
-    ranks.start(plans)
+    ranks, plans, total = _begun(patch, seed, road)
     for _ in range(1000):
         if all([plan.Test() for plan in plans]):
             break
@@ -148,9 +150,7 @@ def pinned(patch, seed):
 
 def dropped(patch, seed):
     """Nobody has closed the communicator, and its last copies are still queued."""
-    ranks = Ranks(patch, SIZE, "staged", seed)
-    plans, total = ranks.all_reduce()
-    ranks.start(plans)
+    ranks, plans, total = _begun(patch, seed, "staged")
     ranks.wait(plans)
     plans.clear()
     ranks.transports.clear()

@@ -12,12 +12,10 @@ from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.local import run
 from collectives.execution.messages import Counts
+from tests.cases import every_algorithm
 from tests.local.references import reference
 
 SIZES = (1, 2, 3, 4, 5, 7, 8)
-every_algorithm = pytest.mark.parametrize(
-    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
-)
 
 
 def check(schedule, count, dtype, in_place, seed):

@@ -17,6 +17,7 @@ from collectives.execution.slot_rounds import bind_slots, extent_of
 from collectives.execution.transport import slots as transport
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.slots import InLine, Slots
+from tests.cases import slow_case
 from tests.local.references import reference
 from tests.local.shared_ranks import interleave
 from tests.local.test_orders import orders
@@ -128,7 +129,7 @@ def test_one_run_follows_another_in_any_order_of_the_ranks(schedule):
             run([schedule, one_sided, schedule], True, choose)
 
 
-@pytest.mark.parametrize("local", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+@pytest.mark.parametrize("local", [2, *(slow_case(n) for n in (1, 3))])
 @pytest.mark.parametrize("schedule", [*everywhere(4)])
 def test_messages_to_other_nodes_go_beside_the_slots(schedule, local):
     in_segments = segmented(schedule, 3, overlap=True)

@@ -12,13 +12,15 @@ from collectives import Communicator
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """Marks tests as slow or skipped, by the number of ranks.
+    """Marks all tests here as MPI's, and some as slow or skipped, by the number of ranks.
 
     Tests that are quick on some numbers of ranks are slow on all others, and sweeps whose cases
     depend little on the number end at some number.
     """
-    size = MPI.COMM_WORLD.size
+    size, here = MPI.COMM_WORLD.size, Path(__file__).parent
     for item in items:
+        if here in item.path.parents:
+            item.add_marker("mpi")
         for mark in item.iter_markers("at_most"):
             if size > mark.args[0]:
                 item.add_marker(pytest.mark.skip(reason=f"sweeps on at most {mark.args[0]} ranks"))
@@ -62,6 +64,16 @@ def world():
     dist.init_process_group("collectives", "mpi://")
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def group(world):
+    """A group of all ranks of the test's own, whose memory no other test has."""
+    import torch.distributed as dist
+
+    made = dist.new_group()
+    yield made
+    dist.destroy_process_group(made)
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.seeded.fault import Fault
+from tests.seeded.fault import ROOT, Fault
 from tests.seeded.faults import FAULTS
 
-ROOT = Path(__file__).parents[2]
 #: They look the faults up in the code, and would notice each.
 OF_THE_FAULTS = "tests/unit/test_seeded.py"
 LAUNCHER = os.environ.get("MPIEXEC", "mpiexec")
@@ -73,11 +72,7 @@ def seeded(fault: Fault, folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target)
-    path = folder / fault.path
-    text = path.read_text()
-    if text.count(fault.old) != 1:
-        raise SystemExit(f"{fault.name}: {fault.path} has {text.count(fault.old)} such places")
-    path.write_text(text.replace(fault.old, fault.new))
+    (folder / fault.path).write_text(fault.text(folder))
 
 
 def caught_by(fault: Fault, full: bool, near: bool) -> str | None:

@@ -8,7 +8,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as nn
 
 from tests.torch_drawn.calls import Drawn, drawn_splits, kind, spelled
-from tests.torch_drawn.draw import Draw, Lying, Tensor, reduced
+from tests.torch_drawn.draw import Draw, Tensor, reduced
 
 _SUMS = ("sum", "avg", "min", "max", "product")
 
@@ -27,12 +27,9 @@ def _reduction(d: Draw, dtype: torch.dtype) -> str:
 @kind
 def functional_all_reduce(d: Draw) -> Drawn:
     every, op = d.values(d.shape(), dtype := d.dtype()), _reduction(d, dtype)
-
-    def call(group: Any, lying: Lying) -> Any:
-        source = lying.of(every[d.me], "conjugate")
-        return [_waited(functional.all_reduce(source, op, group)), source], None
-
-    return call, [reduced(op.upper(), every), every[d.me]]
+    group, lying = yield [reduced(op.upper(), every), every[d.me]]
+    source = lying.of(every[d.me], "conjugate")
+    return [_waited(functional.all_reduce(source, op, group)), source], None
 
 
 @kind
@@ -40,48 +37,34 @@ def functional_all_reduce_coalesced(d: Draw) -> Drawn:
     dtype = d.dtype()
     every = [d.values(d.shape(), dtype) for _ in range(d.all.randint(1, 3))]
     op = _reduction(d, dtype)
-
-    def call(group: Any, lying: Lying) -> Any:
-        sources = [lying.of(values[d.me], "conjugate") for values in every]
-        return [*map(_waited, functional.all_reduce_coalesced(sources, op, group))], None
-
-    return call, [reduced(op.upper(), values) for values in every]
+    group, lying = yield [reduced(op.upper(), values) for values in every]
+    sources = [lying.of(values[d.me], "conjugate") for values in every]
+    return [*map(_waited, functional.all_reduce_coalesced(sources, op, group))], None
 
 
 @kind
 def functional_broadcast(d: Draw) -> Drawn:
     every, root = d.values(d.shape(), d.dtype()), d.root()
-
-    def call(group: Any, lying: Lying) -> Any:
-        return [
-            _waited(functional.broadcast(lying.of(every[d.me], "conjugate"), root, group))
-        ], None
-
-    return call, [every[root]]
+    group, lying = yield [every[root]]
+    return [_waited(functional.broadcast(lying.of(every[d.me], "conjugate"), root, group))], None
 
 
 @kind
 def functional_all_gather(d: Draw) -> Drawn:
     every = d.values((2, 3, *d.rows()), d.dtype())
     axis = d.all.randrange(2)
-
-    def call(group: Any, lying: Lying) -> Any:
-        found = functional.all_gather_tensor(lying.of(every[d.me], "conjugate"), axis, group)
-        return [_waited(found)], None
-
-    return call, [torch.cat(every, axis)]
+    group, lying = yield [torch.cat(every, axis)]
+    found = functional.all_gather_tensor(lying.of(every[d.me], "conjugate"), axis, group)
+    return [_waited(found)], None
 
 
 @kind
 def functional_all_gather_coalesced(d: Draw) -> Drawn:
     dtype = d.dtype()
     every = [d.values((2, *d.rows()), dtype) for _ in range(d.all.randint(1, 3))]
-
-    def call(group: Any, lying: Lying) -> Any:
-        sources = [lying.of(values[d.me], "conjugate") for values in every]
-        return [*map(_waited, functional.all_gather_into_tensor_coalesced(sources, group))], None
-
-    return call, [torch.cat(values) for values in every]
+    group, lying = yield [torch.cat(values) for values in every]
+    sources = [lying.of(values[d.me], "conjugate") for values in every]
+    return [*map(_waited, functional.all_gather_into_tensor_coalesced(sources, group))], None
 
 
 @kind
@@ -90,14 +73,9 @@ def functional_reduce_scatter(d: Draw) -> Drawn:
     shape = (2 * d.size, 3) if axis == 0 else (3, 2 * d.size)
     every, op = d.values((*shape, *d.rows()), dtype := d.dtype()), _reduction(d, dtype)
     expected = reduced(op.upper(), every).split(2, axis)[d.me]
-
-    def call(group: Any, lying: Lying) -> Any:
-        found = functional.reduce_scatter_tensor(
-            lying.of(every[d.me], "conjugate"), op, axis, group
-        )
-        return [_waited(found)], None
-
-    return call, [expected]
+    group, lying = yield [expected]
+    found = functional.reduce_scatter_tensor(lying.of(every[d.me], "conjugate"), op, axis, group)
+    return [_waited(found)], None
 
 
 @kind
@@ -105,13 +83,10 @@ def functional_reduce_scatter_coalesced(d: Draw) -> Drawn:
     dtype = d.dtype()
     every = [d.values((2 * d.size, *d.rows()), dtype) for _ in range(d.all.randint(1, 3))]
     op = _reduction(d, dtype)
-
-    def call(group: Any, lying: Lying) -> Any:
-        sources = [lying.of(values[d.me], "conjugate") for values in every]
-        found = functional.reduce_scatter_tensor_coalesced(sources, op, [0] * len(every), group)
-        return [*map(_waited, found)], None
-
-    return call, [reduced(op.upper(), values)[2 * d.me :][:2] for values in every]
+    group, lying = yield [reduced(op.upper(), values)[2 * d.me :][:2] for values in every]
+    sources = [lying.of(values[d.me], "conjugate") for values in every]
+    found = functional.reduce_scatter_tensor_coalesced(sources, op, [0] * len(every), group)
+    return [*map(_waited, found)], None
 
 
 @kind
@@ -121,39 +96,30 @@ def functional_all_to_all(d: Draw) -> Drawn:
     every = [d.one(i, (sum(sent), *row), dtype) for i, sent in enumerate(rows)]
     got = [sent[d.me] for sent in rows]
     leaves_out = rows[d.me] == got and spelled(d, got) is None
-
-    def call(group: Any, lying: Lying) -> Any:
-        splits = (None, None) if leaves_out else (got, rows[d.me])
-        found = functional.all_to_all_single(lying.of(every[d.me], "conjugate"), *splits, group)
-        return [_waited(found)], None
-
-    return call, [torch.cat([t.split(sent)[d.me] for t, sent in zip(every, rows)])]
+    group, lying = yield [torch.cat([t.split(sent)[d.me] for t, sent in zip(every, rows)])]
+    splits = (None, None) if leaves_out else (got, rows[d.me])
+    found = functional.all_to_all_single(lying.of(every[d.me], "conjugate"), *splits, group)
+    return [_waited(found)], None
 
 
 @kind
 def functional_permute(d: Draw) -> Drawn:
     every, order = d.values((6,), d.dtype()), d.all.sample(range(d.size), d.size)
-
-    def call(group: Any, lying: Lying) -> Any:
-        return [
-            _waited(functional.permute_tensor(lying.of(every[d.me], "conjugate"), order, group))
-        ], None
-
-    return call, [every[order.index(d.me)]]
+    group, lying = yield [every[order.index(d.me)]]
+    return [
+        _waited(functional.permute_tensor(lying.of(every[d.me], "conjugate"), order, group))
+    ], None
 
 
 def _backward(d: Draw, run: Any, mine: Tensor, weights: Any, expected: Any, slope: Tensor) -> Drawn:
     """A call on this rank's tensor; the loss is the product of results and weights."""
-
-    def call(group: Any, lying: Lying) -> Any:
-        source = lying.of(mine).requires_grad_()
-        with warnings.catch_warnings(action="ignore"):  # some are deprecated
-            found = run(source, group)
-            results = [_waited(f) for f in (found if isinstance(found, list | tuple) else [found])]
-            sum((f * w).sum() for f, w in zip(results, weights)).backward()
-        return [*results, source.grad], None
-
-    return call, [*expected, slope]
+    group, lying = yield [*expected, slope]
+    source = lying.of(mine).requires_grad_()
+    with warnings.catch_warnings(action="ignore"):  # some are deprecated
+        found = run(source, group)
+        results = [_waited(f) for f in (found if isinstance(found, list | tuple) else [found])]
+        sum((f * w).sum() for f, w in zip(results, weights)).backward()
+    return [*results, source.grad], None
 
 
 def _reals(d: Draw, shape: Any) -> tuple[list[Tensor], torch.dtype]:
@@ -174,9 +140,9 @@ def gradient_of_all_reduce(d: Draw) -> Drawn:
 
 
 @kind
-def gradient_of_broadcast(d: Draw) -> Drawn | None:
+def gradient_of_broadcast(d: Draw) -> Drawn:
     if d.ranks != list(range(d.size)):
-        return None  # torch takes the root's number in the world for its number in the group
+        return  # torch takes the root's number in the world for its number in the group
     every, dtype = _reals(d, shape := (2, *d.rows()))
     weights, root = d.values(shape, dtype), d.root()
     slope = sum(weights) if d.me == root else torch.zeros(shape, dtype=dtype)
@@ -184,7 +150,7 @@ def gradient_of_broadcast(d: Draw) -> Drawn | None:
     def run(source: Tensor, group: Any) -> Any:
         return nn.broadcast(source, d.ranks[root], group)
 
-    return _backward(d, run, every[d.me], [weights[d.me]], [every[root]], slope)
+    return (yield from _backward(d, run, every[d.me], [weights[d.me]], [every[root]], slope))
 
 
 @kind

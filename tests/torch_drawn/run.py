@@ -13,8 +13,8 @@ from mpi4py import MPI
 import tests.torch_drawn.gradients  # its kinds of calls
 import tests.torch_drawn.messages  # noqa: F401
 from collectives.torch import NAME
-from tests.torch_drawn.calls import KINDS
-from tests.torch_drawn.draw import Draw, Lying, same
+from tests.torch_drawn.calls import KINDS, drawn
+from tests.torch_drawn.draw import Lying, same
 
 #: Calls of which some are under way at the same time; groups change between two such batches.
 BATCH = 10
@@ -69,8 +69,8 @@ def run_drawn(
         batch = []
         for number in range(begin, begin + BATCH):
             group, name = rng.choice([groups[0], *groups]), rng.choice(kinds or [*KINDS])
-            if rank in group.ranks and (drawn := _drawn(seed, number, group.ranks, rank, name)):
-                batch.append((group, name, *drawn))
+            if rank in group.ranks and (one := drawn(name, seed, number, group.ranks, rank)):
+                batch.append((group, name, *one))
                 report.calls[name] += 1
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             _of_gloo(batch if gloo else [], report)
@@ -85,12 +85,6 @@ def run_drawn(
     for group in groups:
         _end(group, rank)
     return report
-
-
-def _drawn(seed: int, number: int, ranks: list[int], rank: int, name: str) -> Any:
-    draw = Draw(seed, number, ranks, rank)
-    drawn = KINDS[name](draw)
-    return drawn and (draw, *drawn)
 
 
 def _change(groups: list[Group], rng: random.Random, size: int) -> None:

@@ -15,6 +15,7 @@ from collectives.__main__ import main as collectives
 from docs.figures import experts, objects, shares, space
 from mpitrain.__main__ import main as mpitrain
 from mpitrain.config import examples, load
+from tests.cases import slow_case
 from tests.documents import (
     DOCUMENTS,
     ROOT,
@@ -136,7 +137,7 @@ def test_snippets_compile():
         compile(snippet.values[0], snippet.id, "exec")
 
 
-@pytest.mark.parametrize("of_torch", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of_torch", [False, slow_case(True)])
 def test_whole_snippets_run(tmp_path, of_torch):
     """One behind the other in one launch; those of a document have their names in common."""
     if of_torch and find_spec("torch") is None:

@@ -10,7 +10,6 @@ from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.contracts import CONTRACTS
 
-pytestmark = pytest.mark.mpi
 QUICK = ["-b", "8", "-e", "2K", "-f", "16", "-n", "2", "--repeats", "3"]
 
 

@@ -12,7 +12,6 @@ from collectives import InvalidBuffer
 from collectives.calls import mpi4py_spec
 from tests.mpi.collectives.forms import Exported, Interface, total
 
-pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 few_enough = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="shown on up to 4 ranks")
 WAYS = ["ring", "butterfly", "auto", "native"]

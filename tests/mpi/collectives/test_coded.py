@@ -8,7 +8,7 @@ from collectives import CollectiveError, Communicator
 from collectives.codec import Dice, Residual, shards
 from collectives.coded import Coding, TwoPhase
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 LENGTHS = (0, 1, 3, 8, 257)
 
 

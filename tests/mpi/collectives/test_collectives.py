@@ -8,17 +8,13 @@ from mpi4py import MPI
 
 from collectives import InvalidBuffer
 from collectives.algorithms import names
-
-pytestmark = pytest.mark.mpi
+from tests.cases import mostly_slow, slow_case
 
 ALLREDUCES = [*names("allreduce"), "native", "auto"]
 
 
 @pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize(
-    "algorithm",
-    [pytest.param(a, marks=pytest.mark.slow if n % 3 else ()) for n, a in enumerate(ALLREDUCES)],
-)
+@pytest.mark.parametrize("algorithm", mostly_slow(ALLREDUCES, ALLREDUCES[::3]))
 def test_large_segments_in_shared_memory(comm, algorithm):
     """Long enough to be cut into several segments on every rank."""
     count = (3 << 20) // 4 * comm.size + 1
@@ -32,10 +28,7 @@ def test_large_segments_in_shared_memory(comm, algorithm):
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float16, np.float32, pytest.param(np.float64, marks=pytest.mark.slow), np.complex128],
-)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, slow_case(np.float64), np.complex128])
 def test_replicas_are_bitwise_equal(comm, algorithm, dtype, memory):
     fractions = np.random.default_rng(comm.rank).random(1003) * 10.0 ** (comm.rank % 3)
     mine = (comm.empty if memory == "shared" else np.empty)(1003, dtype)

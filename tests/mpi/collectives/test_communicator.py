@@ -24,7 +24,6 @@ from collectives.calls.native import library
 from collectives.calls.tables import load
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
-pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 
 

@@ -6,24 +6,16 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.errors import InvalidBuffer
-from tests import queued_cupy
-from tests.queued_cupy import Machine, RecordedTransport
+from tests.queued_cupy import RecordedTransport
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """Two GPUs, of which the second one is used."""
-    cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
-    cupy.cuda.Device(1).use()
-    yield cupy
-    cupy.machine.expect_no_races()
+two_gpus = pytest.mark.parametrize("cupy", [2], indirect=True)
+pytestmark = [pytest.mark.quick_on(3), two_gpus]
 
 
 @pytest.fixture
 def comm(cupy):
-    """One of its own, for what a test does to the stand-in must not last."""
+    """One of its own on the second GPU, for what a test does to the stand-in must not last."""
+    cupy.cuda.Device(1).use()
     communicator = Communicator(MPI.COMM_WORLD, device="staged", transport=RecordedTransport)
     yield communicator
     communicator.close()

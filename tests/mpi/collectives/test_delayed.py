@@ -12,7 +12,7 @@ from collectives import (
     delayed,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 #: Long enough to be seen beside what a busy machine adds.
 LATENCY = 0.03

@@ -10,12 +10,11 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.algorithms import names
 from tests import queued_cupy
+from tests.cases import each_check, slow_case
 from tests.gpu import controls, leaving, roads
 from tests.gpu.check import stand_in
 from tests.mpi.collectives.test_bench import QUICK, bench
 from tests.queued_cupy import Machine
-
-pytestmark = pytest.mark.mpi
 
 
 def cupy_with_a_gpu():
@@ -67,11 +66,7 @@ LONG = {
     f"leaving.{what}"
     for what in ("memory, staged", "memory, ipc", "pools, staged", "pools, direct")
 }
-CHECKS = [
-    pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LONG else ())
-    for one in EVERY
-    if not one.is_killed
-]
+CHECKS = each_check((one for one in EVERY if not one.is_killed), lambda name: name not in LONG)
 
 
 @pytest.mark.quick_on(3)
@@ -97,13 +92,7 @@ def test_auto_says_what_it_runs(comm, road):
 @pytest.mark.parametrize("memory", ["cupy", "ipc"])
 @pytest.mark.parametrize(
     "collective",
-    [
-        "allreduce",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("reduce_scatter", "allgather", "broadcast")
-        ),
-    ],
+    ["allreduce", *(slow_case(name) for name in ("reduce_scatter", "allgather", "broadcast"))],
 )
 def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
     """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""

@@ -10,21 +10,10 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import is_on_device
-from tests import queued_cupy
-from tests.queued_cupy import Machine
+from tests.gpu.roads import total
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
-    yield cupy
-    cupy.machine.expect_no_races()
-
-
-def total(size, count):
-    return size * np.arange(count) + size * (size - 1) // 2
+two_gpus = pytest.mark.parametrize("cupy", [2], indirect=True)
+pytestmark = [pytest.mark.quick_on(3), two_gpus]
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -29,8 +29,6 @@ from tests.mpi.collectives.forms import (
     tensor_of,
 )
 
-pytestmark = pytest.mark.mpi
-
 EVERYTHING = [
     (collective, algorithm)
     for collective in CONTRACTS

@@ -9,8 +9,6 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.execution.transport import shared_memory
 
-pytestmark = pytest.mark.mpi
-
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 

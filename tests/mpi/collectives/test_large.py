@@ -9,7 +9,6 @@ from collectives.contracts import CONTRACTS, Member
 from tests.mpi.collectives.forms import fresh
 
 pytestmark = [
-    pytest.mark.mpi,
     pytest.mark.slow,
     pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="2 ranks fill the memory"),
 ]

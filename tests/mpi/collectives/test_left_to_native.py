@@ -14,8 +14,6 @@ from collectives.calls import fast_path
 from collectives.calls.mpi4py_spec import TYPES
 from tests.mpi.collectives.forms import by_address, fresh
 
-pytestmark = pytest.mark.mpi
-
 comm = pytest.fixture(fresh)
 
 

@@ -13,7 +13,6 @@ from mpi4py import MPI
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
-pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
 few_enough = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="shown on up to 4 ranks")
 

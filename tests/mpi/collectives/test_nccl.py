@@ -9,27 +9,15 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.errors import CollectiveError, UnknownAlgorithm
-from tests import queued_cupy
-from tests.queued_cupy import Machine
+from tests.gpu.roads import total
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    cupy = queued_cupy.install(monkeypatch, Machine())
-    yield cupy
-    cupy.machine.expect_no_races()
+pytestmark = pytest.mark.quick_on(3)
 
 
 @pytest.fixture
 def comm(cupy):
     with Communicator(MPI.COMM_WORLD, device="staged") as communicator:
         yield communicator
-
-
-def total(size, count):
-    return size * np.arange(count) + size * (size - 1) // 2
 
 
 @pytest.mark.parametrize("in_place", [False, True])

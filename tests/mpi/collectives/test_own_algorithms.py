@@ -14,7 +14,7 @@ from collectives import (
 from collectives.algorithms import butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 several = pytest.mark.mpi(min_size=2)

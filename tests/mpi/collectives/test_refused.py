@@ -10,9 +10,8 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.calls.native import library
+from tests.cases import slow_case
 from tests.mpi.collectives.forms import FORMS, run, run_once
-
-pytestmark = pytest.mark.mpi
 
 ITEMS = 50_000
 
@@ -49,9 +48,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "algorithm", [None, "native", "ring", pytest.param("direct", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("algorithm", [None, "native", "ring", slow_case("direct")])
 @pytest.mark.parametrize("way", FORMS)
 @pytest.mark.parametrize("form", REFUSED)
 def test_it_can_be_made_again(comm, form, way, algorithm):

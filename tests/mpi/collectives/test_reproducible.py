@@ -6,14 +6,15 @@ from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.execution.exact import exact_sum
+from tests.cases import slow_case
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 TYPES = [np.float64, np.float32, np.float16, np.complex128]
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "check"])
+@pytest.fixture(params=[False, slow_case(True)], ids=["", "check"])
 def comm(request):
     with Communicator(MPI.COMM_WORLD, reproducible=True, check=request.param) as made:
         yield made

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.execution import waiting
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+pytestmark = pytest.mark.quick_on(2, 3)
 
 
 @pytest.fixture(params=["plain", "counted", "watched"])

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator, InvalidBuffer, SharedPool
 from tests.mpi.collectives.forms import expect_sum, fresh
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(1, 2, 3)]
+pytestmark = pytest.mark.quick_on(1, 2, 3)
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

@@ -20,10 +20,11 @@ from collectives.execution import slot_rounds
 from collectives.execution.transport import slots
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory
+from tests.cases import slow_case
 from tests.mpi.collectives.forms import FORMS, expect_well, run, sent, total, wanted
 from tests.mpi.collectives.forms import METHODS as NAMES
 
-pytestmark = [pytest.mark.mpi(min_size=2)]
+pytestmark = pytest.mark.mpi(min_size=2)
 
 SLOT = 2048
 TYPES = [np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64]
@@ -85,7 +86,7 @@ def pretend(monkeypatch, node):
 
 
 @pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+@pytest.mark.parametrize("seed", [1, *(slow_case(n) for n in (2, 3))])
 def test_drawn_calls_and_plans_take_turns(monkeypatch, seed, local):
     pretend(monkeypatch, lambda rank: rank // local)
     for module in (slots, slot_rounds):

@@ -8,9 +8,8 @@ import pytest
 from mpi4py import MPI
 
 from collectives import InvalidBuffer
+from tests.cases import mostly_slow
 from tests.mpi.collectives.forms import FORMS, run, tensor_of
-
-pytestmark = pytest.mark.mpi
 
 KINDS = {
     "float16": np.float16,
@@ -20,12 +19,8 @@ KINDS = {
     "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
     "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
 }
-all_kinds = pytest.mark.parametrize(
-    "kind", [k if k == "bfloat16" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
-)
-all_ways = pytest.mark.parametrize(
-    "way", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
-)
+all_kinds = pytest.mark.parametrize("kind", mostly_slow(KINDS, ["bfloat16"]))
+all_ways = pytest.mark.parametrize("way", mostly_slow(FORMS, FORMS[:1]))
 
 
 def bits(items):

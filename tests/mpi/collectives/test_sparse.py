@@ -9,7 +9,7 @@ from collectives import Communicator, InvalidBuffer, MismatchError
 from collectives.codec import Residual
 from collectives.sparse import SparseAllreduce, Traffic, sparse_allreduce
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = pytest.mark.quick_on(3)
 
 TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 HEADER = 16

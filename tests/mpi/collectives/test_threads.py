@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator
+from tests.cases import slow_case
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 TOTAL = SIZE * (SIZE + 1) / 2
@@ -81,7 +82,7 @@ def in_threads(act):
         list(pool.map(begin, range(THREADS)))
 
 
-@pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [16, slow_case(64)])
 def test_no_thread_waits_for_another_ones_communicator(number):
     comms = [
         Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % len(SETTINGS)]) for n in range(number)

@@ -6,8 +6,6 @@ from mpi4py import MPI
 
 from collectives import Communicator
 
-pytestmark = pytest.mark.mpi
-
 
 class Own(Communicator):
     """A program's own kind."""

@@ -3,16 +3,16 @@
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from collectives.errors import MismatchError
+from collectives.torch.devices import device_types
+from collectives.torch.register import version
+from tests.cases import slow_case
 
-from collectives.errors import MismatchError  # noqa: E402
-from collectives.torch.devices import device_types  # noqa: E402
-from collectives.torch.register import version  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 WHOLE = [*INTEGERS, torch.uint16, torch.uint32, torch.uint64]
 
@@ -246,9 +246,8 @@ def test_a_storage_can_be_resized_afterwards(items):
             lambda n: torch.func.vmap(lambda row: dist.all_reduce(row))(torch.ones(3, 2)),
             r"leave torch\.func",
         ),
-        pytest.param(
+        slow_case(  # imports much
             *(lambda n: dist.all_reduce(sharded(torch.ones(2))), "a DTensor .* DTensor.to_local"),
-            marks=pytest.mark.slow,  # imports much
         ),
         (
             lambda n: dist.all_to_all_single(torch.empty(2), torch.ones(2), [2] * n, [3] * n),

@@ -1,28 +1,28 @@
 """Tensors that the backend may not read where they lie, as those of a GPU, by a stand-in."""
 
 from functools import partial
+from itertools import product
 from weakref import ref
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from tests.cases import mostly_slow
+from tests.gpu import backend
+from tests.gpu.elsewhere import Elsewhere, Stream
 
-from tests.gpu import backend  # noqa: E402
-from tests.gpu.elsewhere import Elsewhere, Stream  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 CALLS = [backend.reduced, backend.moved, backend.between_two, backend.in_background]
 
 
 @pytest.mark.parametrize(
     ("dtype", "count"),
-    [
-        pytest.param(dtype, count, marks=pytest.mark.slow if place and count != 7 else ())
-        for place, dtype in enumerate(backend.TYPES)
-        for count in (0, 7, backend.LARGE)
-    ],
+    mostly_slow(
+        product(backend.TYPES, (0, 7, backend.LARGE)),
+        lambda case: case[0] is backend.TYPES[0] or case[1] == 7,
+    ),
     ids=str,
 )
 @pytest.mark.parametrize("call", CALLS)

@@ -1,15 +1,13 @@
 """Drawn calls of ``torch.distributed``, beside Gloo's: :mod:`tests.torch_drawn`."""
 
 import pytest
+import torch.distributed as dist
 
-pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from tests.torch_drawn import run_drawn
+from tests.torch_drawn.calls import KINDS
+from tests.torch_drawn.run import Group
 
-from tests.torch_drawn import run_drawn  # noqa: E402
-from tests.torch_drawn.calls import KINDS  # noqa: E402
-from tests.torch_drawn.run import Group  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 SWEEP = pytest.param(3, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])
 
 

@@ -4,17 +4,16 @@ import gc
 from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from collectives.torch.backend import backend_of
+from collectives.torch.replicas import check_replicas
+from tests.cases import slow_case
 
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from collectives.torch.backend import backend_of  # noqa: E402
-from collectives.torch.replicas import check_replicas  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
 def test_calls_are_events_of_the_profiler(world):
@@ -41,7 +40,7 @@ def test_calls_are_events_of_the_profiler(world):
     ]
 
 
-@pytest.mark.parametrize("names_all", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("names_all", [slow_case(False), True])
 def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     rank, last = world.rank(), world.size() - 1
     is_late = rank == last > 0

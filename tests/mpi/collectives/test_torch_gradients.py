@@ -1,15 +1,12 @@
 """Gradients of collectives of torch tensors: those of one process that has all ranks' tensors."""
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as nn
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-import torch.distributed.nn.functional as nn  # noqa: E402
-
 pytestmark = [
-    pytest.mark.mpi,
     pytest.mark.quick_on(3),
     pytest.mark.at_most(4),
     pytest.mark.usefixtures("world"),

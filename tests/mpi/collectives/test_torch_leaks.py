@@ -5,18 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from collectives.torch import reductions
 
-from collectives.torch import reductions  # noqa: E402
-
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.slow,
-    pytest.mark.at_most(2),
-    pytest.mark.usefixtures("world"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.at_most(2), pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture

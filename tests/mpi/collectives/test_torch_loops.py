@@ -3,14 +3,12 @@
 import copy
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 STEPS, SHARE = 6, 4
 
 

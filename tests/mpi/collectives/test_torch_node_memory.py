@@ -1,22 +1,14 @@
 """Large calls of ``torch.distributed`` groups through memory that the ranks share."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from collectives import Communicator
+from collectives.torch import reductions
+from tests.cases import slow_case
 
-from collectives import Communicator  # noqa: E402
-from collectives.torch import reductions  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
-
-
-@pytest.fixture
-def group(world):
-    """A group of its own, whose memory no other test has."""
-    made = dist.new_group()
-    yield made
-    dist.destroy_process_group(made)
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
 def memory_of(group):
@@ -60,7 +52,7 @@ def test_buckets_of_ddp_are_shared_by_themselves(group, views):
     assert not views or is_shared(group, module[0].weight.grad) == (ranks > 1)
 
 
-@pytest.mark.parametrize("turns", [60, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [60, slow_case(4000)])
 def test_memory_is_another_tensors_after_a_bucket_is_freed(group, monkeypatch, turns):
     monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -5,26 +5,18 @@ import threading
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
+from collectives.communicator import Communicator
+from collectives.errors import CollectiveError, MismatchError
+from collectives.torch.backend import backend_of
+from collectives.torch.order import CollectiveWork
 
-from collectives.communicator import Communicator  # noqa: E402
-from collectives.errors import CollectiveError, MismatchError  # noqa: E402
-from collectives.torch.backend import backend_of  # noqa: E402
-from collectives.torch.order import CollectiveWork  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 LAST = P - 1
-
-
-@pytest.fixture
-def group():
-    made = dist.new_group()
-    yield made
-    dist.destroy_process_group(made)
 
 
 @pytest.mark.parametrize("items", [1, 40_000])

@@ -3,16 +3,14 @@
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from mpi4py import MPI
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
-import torch.distributed._functional_collectives as functional  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 SIZES = [5, 50_000]
 REFUSED = "single memory location"

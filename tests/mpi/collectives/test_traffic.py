@@ -12,7 +12,6 @@ from collectives.coded import Coding, TwoPhase
 from collectives.compile.cost import count
 from collectives.sparse import SparseAllreduce, sparse_allreduce
 
-pytestmark = pytest.mark.mpi
 P = MPI.COMM_WORLD.size
 LENGTHS = (0, 1, max(1, P - 1), 30 * P, 30 * P + 7)
 

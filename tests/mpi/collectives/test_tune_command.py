@@ -7,8 +7,6 @@ import pytest
 from collectives.__main__ import main
 from collectives.calls.tables import load
 
-pytestmark = pytest.mark.mpi
-
 
 def test_a_rank_alone_has_nothing_to_measure(comm, tmp_path, capsys):
     if comm.size > 1:

@@ -8,8 +8,6 @@ from mpi4py import MPI
 from collectives import Communicator, MismatchError
 from collectives.calls.tables import load
 
-pytestmark = pytest.mark.mpi
-
 SIZE = MPI.COMM_WORLD.size
 
 

@@ -4,12 +4,12 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.fields import fields
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 
@@ -234,6 +234,10 @@ def tensors(part):
     if part.dtype.names is None:
         return torch.from_numpy(part)
     return {name: torch.from_numpy(values) for name, values in fields(part).items()}
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def loop(module, factory, batches, loss):

@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pytest
 from mpi4py import MPI
 from msgspec import json
 
@@ -16,6 +15,7 @@ from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train, co
 from mpitrain.metrics.records import Step
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.start import start
+from tests.cases import mostly_slow
 
 RANKS = MPI.COMM_WORLD.size
 TEXT = Path(__file__).parents[3] / "jobs/examples/license.txt"
@@ -282,7 +282,4 @@ _FEW = {
 def few(model, ranks, quick=None):
     """The names of all layouts, most of them marked slow: for what depends little on the layout."""
     quick = quick or _FEW.get(ranks, ("data",))
-    return [
-        pytest.param(name, marks=() if name in quick else pytest.mark.slow)
-        for name in layouts(model, ranks)
-    ]
+    return mostly_slow(layouts(model, ranks), quick)

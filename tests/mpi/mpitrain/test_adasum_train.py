@@ -13,11 +13,10 @@ from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.start import start
 from tests.adasum import adasum
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import curve, job, whole
 from tests.mpi.mpitrain.summands import shards, summand
 from tests.mpi.mpitrain.test_sync import Alone, own_part
-
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {
@@ -28,7 +27,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("has_shards", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
     shapes = SHAPES[shapes]
@@ -105,7 +104,7 @@ def simulated(config, steps):
     ("sync", "layout"),
     [
         (Sync(combine="adasum"), {}),
-        pytest.param(Sync(combine="adasum"), {"zero": 1}, marks=pytest.mark.slow),
+        slow_case(Sync(combine="adasum"), {"zero": 1}),
         (Sync(kind="local", period=2, combine="adasum"), {}),
     ],
 )

@@ -21,10 +21,9 @@ from mpitrain.start import start
 from mpitrain.training.parts import Parts, UserObjects
 from mpitrain.update.agreement import NonFinite
 from mpitrain.update.updater import Updater
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
-
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 11
@@ -123,7 +122,7 @@ def test_every_stage_sees_the_weights_it_should(comm, policy):
 
 
 @pytest.mark.quick_on(3)
-@pytest.mark.parametrize("policy", [pytest.param("vertical", marks=pytest.mark.slow), "stash"])
+@pytest.mark.parametrize("policy", [slow_case("vertical"), "stash"])
 def test_modules_of_torch_see_them_too(comm, policy):
     """Autograd holds the weights of the forward pass, which an update may not write over."""
     check(comm, asynchronous(policy, pipe=RANKS), layers=of_torch, rtol=1e-11)
@@ -247,7 +246,7 @@ def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
         assert [one.step for one in told] == [*range(1, 9)]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("table", marks=pytest.mark.slow), "torch"])
+@pytest.mark.parametrize("kind", [slow_case("table"), "torch"])
 def test_a_trainer_that_resumes_takes_the_stages_of_its_checkpoint(comm, folder, kind):
     """Not those that the changed profile gives, with which it was made; bit by bit as unbroken."""
     if RANKS not in (2, 3):

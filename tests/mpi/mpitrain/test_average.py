@@ -23,7 +23,7 @@ from tests.mpi.mpitrain.layouts import (
     whole,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 KEPT = 0.6

@@ -17,9 +17,10 @@ from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import StopsAfter, equal, in_folder, job, layouts, whole
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.
@@ -107,11 +108,7 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
 
 @pytest.mark.parametrize(
     ("is_tested", "watched"),
-    [
-        (True, True),
-        (False, False),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))),
-    ],
+    [(True, True), (False, False), *(slow_case(*pair) for pair in ((True, False), (False, True)))],
 )
 def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_tested, watched):
     """The checkpoint that it goes on from was written before the test after the same step."""
@@ -130,9 +127,7 @@ def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
-@pytest.mark.parametrize(
-    "stop", [BEST, *(pytest.param(step, marks=pytest.mark.slow) for step in (3, 7, 8))]
-)
+@pytest.mark.parametrize("stop", [BEST, *(slow_case(step) for step in (3, 7, 8))])
 def test_a_run_that_was_stopped_ends_after_the_same_step(comm, folder, parallel, stop):
     """Stops after 4 and 8 steps come before the tests that are due there."""
     records, values, _ = run(comm, scored(folder / "whole", **parallel))

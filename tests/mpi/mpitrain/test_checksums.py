@@ -10,8 +10,6 @@ from collectives.execution.transport.mpi import MPITransport
 from mpitrain.fields import partial, unused
 from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
-pytestmark = pytest.mark.mpi
-
 
 class OneByteWrong(CheckedTransport):
     """Rank 0's first message has another byte than was sealed."""

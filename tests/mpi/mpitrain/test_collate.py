@@ -9,6 +9,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.fits import (
     PARALLEL,
     RANKS,
@@ -16,10 +17,11 @@ from tests.mpi.mpitrain.fits import (
     assert_alike,
     loop,
     made,
+    sgd,
     torch,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 
 
 class Lines(torch.utils.data.Dataset):
@@ -86,10 +88,6 @@ class Buckets:
         batches = [order[i : i + self.size] for i in range(0, len(order), self.size)]
         random.shuffle(batches)
         return iter(batches)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def given(**changed):
@@ -161,10 +159,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind == "divided" else pytest.mark.slow) for kind in LOADERS],
-)
+@pytest.mark.parametrize("kind", mostly_slow(LOADERS, ["divided"]))
 def test_a_loader_gives_size_and_order(folder, kind):
     """Over all ranks; a DistributedSampler's size is that of a rank."""
     own, sizes = LOADERS[kind]
@@ -193,7 +188,7 @@ class InTurn(torch.utils.data.IterableDataset):
         return map(self.lines.__getitem__, range(len(self.lines)))
 
 
-@pytest.mark.parametrize("wrapped", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("wrapped", [slow_case(False), True])
 def test_a_loader_of_a_stream(folder, wrapped):
     loader = torch.utils.data.DataLoader(InTurn(50, 1), 12, collate_fn=pad)
     data = mpitrain.Stream(loader, 50) if wrapped else loader

@@ -12,6 +12,7 @@ from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics.records import Skipped
 from mpitrain.start import start
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import (
     alone,
     assert_goes_on,
@@ -25,16 +26,11 @@ from tests.mpi.mpitrain.layouts import (
     mlp,
 )
 
-pytestmark = pytest.mark.mpi
-
 RANKS = MPI.COMM_WORLD.size
 _QUICK = {1: "data", 4: "data x pipe"}.get(RANKS, "zero 1")
 #: Layouts in which gradients can be coded.
-CODED = [
-    pytest.param(name, marks=() if name == _QUICK else pytest.mark.slow)
-    for name, how in layouts("gpt", RANKS).items()
-    if how.get("zero", 0) < 2
-]
+DENSE = [name for name, how in layouts("gpt", RANKS).items() if how.get("zero", 0) < 2]
+CODED = mostly_slow(DENSE, [_QUICK])
 
 
 def coded(config, codec="bf16", feedback="on", **how):
@@ -64,9 +60,7 @@ WHOLE = ["topk:keep=1", "powersgd:rank=4096,min_rate=0", "blocks:keep=1", "topk:
 
 @pytest.mark.at_most(5)
 @pytest.mark.parametrize("codec", WHOLE)
-@pytest.mark.parametrize(
-    "layout", [pytest.param(p.values[0], marks=pytest.mark.slow) for p in CODED[1:]] + ["data"]
-)
+@pytest.mark.parametrize("layout", [slow_case(p.values[0]) for p in CODED[1:]] + ["data"])
 def test_codes_that_leave_nothing_out_train_as_dense_sums_do(comm, layout, codec):
     config = job("gpt", **layouts("gpt", RANKS)[layout])
     expected, _ = alone(config, steps=4)
@@ -128,10 +122,7 @@ SCATTERED = {
         else {}
     ),
 }
-SHARDS = [
-    pytest.param(name, marks=() if name == "data x pipe, zero 2" else pytest.mark.slow)
-    for name in SCATTERED
-]
+SHARDS = mostly_slow(SCATTERED, ["data x pipe, zero 2"])
 
 
 @pytest.mark.parametrize("layout", SHARDS)

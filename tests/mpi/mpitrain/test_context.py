@@ -9,6 +9,7 @@ from mpitrain.group import TensorGroup
 from mpitrain.nn import ring_attention
 from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
+from tests.cases import slow_case
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -27,7 +28,7 @@ def cut(comm, length, way, tile=3, **more):
         (nn.CausalAttention, 0.0),
         (nn.CausalAttention, 0.3),
         (nn.Attention, 0.3),
-        pytest.param(nn.Attention, 0.0, marks=pytest.mark.slow),
+        slow_case(nn.Attention, 0.0),
     ],
 )
 @pytest.mark.parametrize("way", WAYS)

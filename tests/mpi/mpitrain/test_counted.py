@@ -1,7 +1,7 @@
 """Losses that are means over what counts: one process's numbers, whichever rank has what counts."""
 
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.metrics.records import Skipped, Step
 from mpitrain.update.agreement import NonFinite
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, net, tensors, torch
 
 F = torch.nn.functional
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 WEIGHT = torch.tensor([1.0, 0.5, 4.0, 0.1], dtype=torch.float64)
 
@@ -141,13 +141,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in ("weighted", "sum", "masked") else pytest.mark.slow)
-        for n in LOSSES
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(LOSSES, ("weighted", "sum", "masked")))
 def test_a_loss_has_the_numbers_of_torchs_own_loop(comm, folder, name):
     """Unequal counts in micro-batches; ranks in whose samples nothing counts; clipping."""
     loss, clip = LOSSES[name], 0.5
@@ -213,11 +207,8 @@ if RANKS > 1:
 
 
 #: Each way, with one loss that is quick.
-WAYS = [
-    pytest.param(how, name, marks=() if number % 2 == place else pytest.mark.slow)
-    for number, how in enumerate(WORKERS)
-    for place, name in enumerate(("ignored", "masked"))
-]
+BOTH = ("ignored", "masked")
+WAYS = mostly_slow(product(WORKERS, BOTH), zip(WORKERS, BOTH * 2))
 
 
 @pytest.mark.parametrize(("how", "name"), WAYS)
@@ -312,7 +303,7 @@ class Left(Drawn):
         self.y[batch] = -100
 
 
-@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.slow), "topk:keep=1.0"])
+@pytest.mark.parametrize("codec", [slow_case("none"), "topk:keep=1.0"])
 def test_a_batch_in_which_nothing_counts(comm, folder, codec):
     with made(folder, LOSSES["ignored"]) as trainer:
         batches = list(trainer.parts.sampler.batches(0))

@@ -15,13 +15,13 @@ from mpitrain import nn
 from mpitrain.config import ConfigError, Train
 from mpitrain.device import choice
 from mpitrain.training.parts import UserObjects
-from tests import queued_cupy
+from tests.cases import each_check, mostly_slow
 from tests.gpu import overlap, trainer
 from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import job, layouts
 from tests.queued_cupy.counts import counts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = [pytest.mark.at_most(5), pytest.mark.usefixtures("cupy")]
 
 RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;
@@ -30,14 +30,6 @@ SAME_ORDER = RANKS < 3
 QUICK = {2: ("interleaved",), 4: ("data x pipe",)}
 QUICK_CHECKS = ("trainer.checkpoints", "overlap.gpt, staged")
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
-
-
-@pytest.fixture(autouse=True)
-def cupy(monkeypatch):
-    """An event is done when it has been asked three times."""
-    cupy = queued_cupy.install(monkeypatch)
-    yield cupy
-    cupy.machine.expect_no_races()
 
 
 def expect_the_same(config, steps=3, exact=SAME_ORDER, objects=UserObjects):
@@ -51,11 +43,11 @@ def expect_the_same(config, steps=3, exact=SAME_ORDER, objects=UserObjects):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in QUICK.get(RANKS, ()) else pytest.mark.slow)
-        for name, parallel in layouts("gpt", RANKS).items()
-        if "context" not in parallel  # which needs arrays in the host's memory
-    ],
+    mostly_slow(
+        # Context parallelism needs arrays in the host's memory.
+        (name for name, how in layouts("gpt", RANKS).items() if "context" not in how),
+        QUICK.get(RANKS, ()),
+    ),
 )
 def test_layouts_have_the_cpus_losses(name):
     parallel = layouts("gpt", RANKS)[name]
@@ -64,11 +56,8 @@ def test_layouts_have_the_cpus_losses(name):
     expect_the_same(small(**parallel) if is_small else job("gpt", "float32", **parallel))
 
 
-CHECKS = [
-    pytest.param(one, id=one.name, marks=() if one.name in QUICK_CHECKS else pytest.mark.slow)
-    for one in (*trainer.CHECKS, *overlap.CHECKS)
-    if RANKS in one.ranks
-]
+EVERY = (*trainer.CHECKS, *overlap.CHECKS)
+CHECKS = each_check((one for one in EVERY if RANKS in one.ranks), QUICK_CHECKS.__contains__)
 
 
 @pytest.mark.quick_on(2)
@@ -133,13 +122,7 @@ def held(monkeypatch):
 BUDGETS = json.loads(BUDGET.read_text()).get(str(RANKS), {})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in ("zero 3", "sequence") else pytest.mark.slow)
-        for n in BUDGETS
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(BUDGETS, ("zero 3", "sequence")))
 def test_steps_keep_to_their_budget(held, name):
     """Kernels, waits and gates of a step: see ``tests/golden/device_budget.json``, docs/gpu.md.
 

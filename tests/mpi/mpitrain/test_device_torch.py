@@ -2,20 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from collectives import Communicator
 from mpitrain.config import ConfigError
 from tests import queued_cupy
+from tests.cases import each_check, slow_case
+from tests.gpu import modules
+from tests.gpu.modules import Samples, module, run
+from tests.mpi.mpitrain.fits import SEVERAL, Sentences
+from tests.zoo.parts import Of
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from tests.gpu import modules  # noqa: E402
-from tests.gpu.modules import Samples, module, run  # noqa: E402
-from tests.mpi.mpitrain.fits import SEVERAL, Sentences  # noqa: E402
-from tests.zoo.parts import Of  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 SAME_ORDER = RANKS < 3
@@ -39,19 +39,11 @@ def expect_the_cpus(**given):
 
 
 SLOW = ("torch.data", "torch.zero 2", "torch.zero 3", "torch.optimizer")
-CHECKS = [
-    pytest.param(
-        one,
-        id=one.name,
-        marks=pytest.mark.slow if one.name in SLOW else (),
-    )
-    for one in modules.CHECKS
-    if RANKS in one.ranks
-]
+CHECKS = [one for one in modules.CHECKS if RANKS in one.ranks]
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", each_check(CHECKS, lambda name: name not in SLOW))
 def test_each_check_of_modules_on_a_gpu(check):
     check.run()
 
@@ -60,10 +52,10 @@ def test_each_check_of_modules_on_a_gpu(check):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"run": {"compute": "bfloat16"}}, marks=pytest.mark.slow),
+        slow_case({"run": {"compute": "bfloat16"}}),
         {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
         *(
-            pytest.param(change, marks=pytest.mark.slow)
+            slow_case(change)
             for change in (
                 {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
                 {"loss": "mean_squared_error", "metrics": ["mae"]},
@@ -78,10 +70,7 @@ def test_jobs_have_the_cpus_numbers(change):
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize(
-    "parallel",
-    [*(pytest.param(how, marks=pytest.mark.slow) for how in ({}, {"zero": 3})), {"pipe": 2}],
-)
+@pytest.mark.parametrize("parallel", [*(slow_case(how) for how in ({}, {"zero": 3})), {"pipe": 2}])
 def test_samples_labels_and_outputs_of_several_parts(parallel):
     if RANKS % parallel.get("pipe", 1):
         pytest.skip("no such layout")

@@ -5,7 +5,7 @@ import pytest
 from mpitrain.doctor import CHECKS, Finding, Status, doctor
 from mpitrain.doctor.finding import gathered
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 def test_a_machine_that_runs_these_tests_is_well(comm, folder, capsys):

@@ -3,13 +3,14 @@
 from random import Random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from mpitrain.config import ConfigError  # noqa: E402
-from tests.mpi.mpitrain.drawn_features import job, layout  # noqa: E402
-from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made  # noqa: E402
+from mpitrain.config import ConfigError
+from tests.cases import mostly_slow
+from tests.mpi.mpitrain.drawn_features import job, layout
+from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 QUICK, ALL = (1, 2), 60
 
 
@@ -24,9 +25,7 @@ def in_a_layout(rng, of, folder, **given):
     raise refused
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in range(ALL)]
-)
+@pytest.mark.parametrize("seed", mostly_slow(range(ALL), QUICK))
 def test_a_drawn_program_trains_and_goes_on_as_in_one_process(folder, alone, seed):
     """With the same bits in the same layout, up to rounding in another one."""
     rng = Random(f"{RANKS} {seed}")

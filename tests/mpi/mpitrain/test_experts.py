@@ -9,12 +9,9 @@ from mpitrain import nn
 from mpitrain.config import ConfigError, Loss, Optim, Parallel, Sync
 from mpitrain.group import TensorGroup
 from mpitrain.start import start
-from tests import queued_cupy
 from tests.gpu.jobs import trained
 from tests.mpi.mpitrain.layouts import alone, curve, equal, job
 from tests.mpi.mpitrain.test_layouts import same
-
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 #: More rows than experts take, experts that groups cannot share evenly, both losses.
@@ -122,8 +119,7 @@ class Given(nn.Layer):
 
 
 @pytest.mark.quick_on(2)
-def test_on_a_device(monkeypatch):
-    queued_cupy.install(monkeypatch)
+def test_on_a_device(cupy):
     config = mixture(dtype="float32", experts=RANKS)
     right, found = (trained(device, config, 2) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(found[0], right[0], rtol=1e-5)

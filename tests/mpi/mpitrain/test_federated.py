@@ -31,8 +31,9 @@ from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
+from tests.cases import mostly_slow, slow_case
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 RANKS = MPI.COMM_WORLD.size
 
 
@@ -69,11 +70,6 @@ def alone(comm, config, count=None, **given):
     return comm.bcast(found)
 
 
-def sweep(cases, *quick):
-    """Of these, all but some are slow."""
-    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
-
-
 KINDS = {
     "all": {},
     "sampled": dict(scheme="sampled", sample=12, split="dirichlet"),
@@ -93,7 +89,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", sweep(KINDS, "late", "lamb", "secure, rotated"))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, ["late", "lamb", "secure, rotated"]))
 def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
     if KINDS[kind].get("secure"):
         pytest.importorskip("cryptography")
@@ -212,8 +208,8 @@ def sequential(comm, config, steps):
     return comm.bcast(found)
 
 
-@pytest.mark.parametrize("dtype", sweep(["float32", "float64"], "float32"))
-@pytest.mark.parametrize("optim", sweep(["sgd", "adam", "lamb"], "adam"))
+@pytest.mark.parametrize("dtype", mostly_slow(["float32", "float64"], ["float32"]))
+@pytest.mark.parametrize("optim", mostly_slow(["sgd", "adam", "lamb"], ["adam"]))
 def test_one_client_is_training_without_clients(comm, dtype, optim):
     config = job(dtype, clients=1, rounds=1)
     config = replace(config, train=Train(epochs=2, batch_size=100))
@@ -232,7 +228,7 @@ def quadratic(samples=40):
     return inputs, labels
 
 
-@pytest.mark.parametrize("mu", sweep([0.0, 0.3, 3.0], 0.3))
+@pytest.mark.parametrize("mu", mostly_slow([0.0, 0.3, 3.0], [0.3]))
 def test_fedprox_ends_at_the_closed_form(comm, mu):
     """min f(w) + mu/2 |w - x|^2 with gradient H w - b of f: w = (H + mu)^-1 (b + mu x)."""
     inputs, labels = quadratic()
@@ -271,13 +267,8 @@ def _curvature(trainer):
 @pytest.mark.parametrize(
     ("own", "rule", "rate"),
     [
-        pytest.param(
-            *(dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *(dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
-            marks=pytest.mark.slow,
-        ),
+        slow_case(*(dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7)),
+        slow_case(*(dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1)),
         (dict(server="lamb", server_lr=0.1), LAMB(0.9, 0.99, 1e-3), 0.1),
         (dict(split="dirichlet", sample=6), SGD(0.0), 1.0),
     ],
@@ -394,7 +385,7 @@ def with_folder(config, folder, **checkpoint):
 @pytest.mark.parametrize(
     "own",
     [
-        pytest.param(dict(server_momentum=0.9, sample=8), marks=pytest.mark.slow),
+        slow_case(dict(server_momentum=0.9, sample=8)),
         dict(
             server="adam",
             server_lr=0.02,

@@ -13,7 +13,7 @@ from mpitrain.training import find_lr
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import job, layouts, mlp
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made, torch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class AlsoUnread(torch.nn.Module):

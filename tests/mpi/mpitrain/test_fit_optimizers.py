@@ -3,6 +3,7 @@
 import pytest
 
 from mpitrain.config import Config, ConfigError, Optim
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import (
     OPTIMIZERS,
     PARALLEL,
@@ -13,7 +14,7 @@ from tests.mpi.mpitrain.fits import (
     torchs_own,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 def test_groups_of_a_job(comm, folder):
@@ -43,7 +44,7 @@ def test_groups_of_a_job(comm, folder):
 
 
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("zero", [slow_case(0), 3])
 def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
     changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
     with made(folder, **changed) as trainer:

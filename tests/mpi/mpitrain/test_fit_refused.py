@@ -11,7 +11,7 @@ from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
 from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net, torch
 from tests.zoo.parts import Of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Other(Waves):

@@ -31,7 +31,7 @@ from tests.mpi.mpitrain.fits import (
     torch,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch):

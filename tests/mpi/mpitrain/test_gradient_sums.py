@@ -13,9 +13,6 @@ from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from tests.mpi.mpitrain.layouts import changed, curve, equal, mlp
 
-pytestmark = pytest.mark.mpi
-
-
 EVERY_ALLREDUCE = ["native", *names("allreduce")]
 
 

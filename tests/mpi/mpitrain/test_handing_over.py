@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, loop, made, mse, net, torch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 
 
 def adamw(parameters):
@@ -23,8 +24,7 @@ def halving(optimizer):
 FACTORIES = OPTIMIZERS | {"groups": adamw}
 each_optimizer = pytest.mark.parametrize(
     "factory",
-    [pytest.param(FACTORIES[n], id=n, marks=() if n == "groups" else pytest.mark.slow)
-     for n in FACTORIES],
+    [(pytest.param if n == "groups" else slow_case)(FACTORIES[n], id=n) for n in FACTORIES],
 )  # fmt: skip
 
 

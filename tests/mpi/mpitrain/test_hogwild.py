@@ -17,10 +17,11 @@ from mpitrain.server.hogwild import Unlocked
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 
@@ -147,7 +148,7 @@ def test_all_ranks_train_one_copy(comm, folder, hogwild):
 
 
 @quick
-@pytest.mark.parametrize("hogwild", [pytest.param(True, marks=slow), "tables"])
+@pytest.mark.parametrize("hogwild", [slow_case(True), "tables"])
 def test_its_checkpoints_are_everybodys(comm, folder, hogwild):
     config = job(folder, steps=10, hogwild=hogwild)
     with start(comm, config) as trainer:
@@ -165,8 +166,8 @@ def test_its_checkpoints_are_everybodys(comm, folder, hogwild):
 
 
 @quick
-@pytest.mark.parametrize("hogwild", [pytest.param(True, marks=slow), "tables"])
-@pytest.mark.parametrize("at", [0, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
+@pytest.mark.parametrize("hogwild", [slow_case(True), "tables"])
+@pytest.mark.parametrize("at", [0, slow_case(3), slow_case(4)])
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
     """At a window's first batch, within it and at its last."""
 
@@ -181,7 +182,7 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
 
 
 @quick
-@pytest.mark.parametrize("at", [1, pytest.param(4, marks=slow)])
+@pytest.mark.parametrize("at", [1, slow_case(4)])
 def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
     """Of the own samples' rows, which nobody else sees; in a window, and at its end."""
     config = job(folder, hogwild="tables")

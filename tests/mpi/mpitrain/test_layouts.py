@@ -14,16 +14,15 @@ from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import F1
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
+from tests.cases import mostly_slow, slow_case
 from tests.drawn_layouts import MOST, run
 from tests.mpi.mpitrain.layouts import alone, changed, close, curve, few, job, layouts
-
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 FIRST = ("gpt", "convnet")
 # Quick are one model in every other layout of 2 ranks, and in all of 4; and two on 3.
 QUICK = {2: ("gpt",), 3: FIRST, 4: ("gpt",)}.get(RANKS, ())
-FEW, SLOW = few("gpt", RANKS), pytest.mark.slow
+FEW = few("gpt", RANKS)
 #: Drawn layouts, and how many are quick.
 DRAWN, FIRST_DRAWN = 40, {2: 6, 3: 6, 4: 8}.get(RANKS, 0)
 
@@ -41,13 +40,10 @@ def same(found, expected, rtol):
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [
-        pytest.param(
-            model, name, marks=() if model in QUICK and (RANKS > 2 or n % 2 == 0) else SLOW
-        )
-        for model in FIRST
-        for n, name in enumerate(layouts(model, RANKS))
-    ],
+    mostly_slow(
+        [(model, name) for model in FIRST for name in layouts(model, RANKS)],
+        [(m, name) for m in QUICK for name in [*layouts(m, RANKS)][:: 1 + (RANKS < 3)]],
+    ),
 )
 def test_losses_are_those_of_one_process(comm, model, layout):
     config = job(model, **layouts(model, RANKS)[layout])
@@ -55,9 +51,7 @@ def test_losses_are_those_of_one_process(comm, model, layout):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=() if n < FIRST_DRAWN else SLOW) for n in range(DRAWN)]
-)
+@pytest.mark.parametrize("number", mostly_slow(range(DRAWN), range(FIRST_DRAWN)))
 def test_drawn_layouts_are_those_of_one_process_go_on_and_move(comm, folder, number):
     said = []
     try:
@@ -143,7 +137,7 @@ def test_state_is_sharded(comm, zero):
 
 
 @pytest.mark.at_most(5)
-@pytest.mark.parametrize("compute", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compute", ["bfloat16", slow_case("float16")])
 @pytest.mark.parametrize("layout", FEW)
 def test_sixteen_bits_train_nearly_as_well(comm, compute, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])

@@ -15,7 +15,7 @@ AveragedModel = torch.optim.swa_utils.AveragedModel
 get_ema_multi_avg_fn = torch.optim.swa_utils.get_ema_multi_avg_fn
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 StepLR = torch.optim.lr_scheduler.StepLR
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 EPOCHS, PER_EPOCH = 6, 5
 
 

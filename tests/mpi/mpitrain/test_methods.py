@@ -14,8 +14,7 @@ from mpitrain.config.own import brought
 from mpitrain.config.validation import faults
 from mpitrain.metrics.records import Step
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(4)]
+pytestmark = pytest.mark.at_most(4)
 
 METHODS = {method.name: method for method in CHOSEN if method.name != "cuda"}
 #: Methods that change a step's numbers by no more than rounding.

@@ -9,8 +9,8 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.config.reading import converted
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
+from tests.cases import slow_case
 
-pytestmark = pytest.mark.mpi
 SIZE = MPI.COMM_WORLD.size
 
 
@@ -55,14 +55,7 @@ def test_estimates_are_right_in_the_mean(comm, labels):
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {},
-        *(pytest.param({"zero": n}, marks=pytest.mark.slow) for n in (1, 2)),
-        {"zero": 3},
-        {"pipe": 2},
-    ],
-    ids=str,
+    "keys", [{}, *(slow_case({"zero": n}) for n in (1, 2)), {"zero": 3}, {"pipe": 2}], ids=str
 )
 @pytest.mark.skipif(SIZE not in (2, 4), reason="layouts of 2 or 4 ranks")
 def test_other_layouts_have_the_same_numbers(comm, labels, keys):

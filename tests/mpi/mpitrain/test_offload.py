@@ -11,7 +11,7 @@ from mpitrain.config import ConfigError
 from mpitrain.training.build import mapped
 from tests.mpi.mpitrain.layouts import curve, equal, job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 @pytest.mark.parametrize(("zero", "files"), [(1, 2), (3, 20)])

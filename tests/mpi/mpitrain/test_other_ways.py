@@ -4,14 +4,14 @@ from copy import deepcopy
 from math import gcd
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
+from tests.cases import slow_case
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 mse = torch.nn.functional.mse_loss
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5)).double()
@@ -128,7 +128,7 @@ def linear():
 
 #: Each part in each layout, of which one part is quick.
 CASES = [
-    pytest.param(middle, layout, marks=() if (number + place) % 5 == 1 else pytest.mark.slow)
+    (pytest.param if (number + place) % 5 == 1 else slow_case)(middle, layout)
     for number, middle in enumerate((linear, Follows, Replaces))
     for place, layout in enumerate(LAYOUTS)
 ]
@@ -148,7 +148,7 @@ def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
         torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("zero", [0, slow_case(3)])
 @pytest.mark.parametrize(
     ("net", "loss", "message"),
     [

@@ -9,8 +9,7 @@ from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError, Own, load
 from mpitrain.config.own import brought
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 WAVES = """
 from dataclasses import dataclass

@@ -19,7 +19,6 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import few
 
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 STEPS = 6
 

@@ -9,7 +9,7 @@ from mpitrain.parallel.zero import ShardedParameters
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import changed, equal, job, to_the_end, whole
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 TIED = {"zero": 3, "pipe": 2} if RANKS % 2 == 0 else {"zero": 3}

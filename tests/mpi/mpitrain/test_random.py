@@ -5,14 +5,13 @@ from copy import deepcopy
 import pytest
 
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
+from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests
+from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 nn = torch.nn
-
-from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests  # noqa: E402
-from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders  # noqa: E402
-
 KINDS = {
     **{
         kind: of_unit_tests[kind]
@@ -39,9 +38,6 @@ def around(*kinds):
     ).double()
 
 
-SLOW = pytest.mark.slow
-
-
 class Blocks(nn.Module):
     """No Sequential, so that it is one part or, with cuts, several."""
 
@@ -62,7 +58,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("again", [pytest.param(False, marks=SLOW), True])
+@pytest.mark.parametrize("again", [slow_case(False), True])
 def test_cuts_change_no_mask(comm, folder, alone, again):
     """Also of a module on both sides of a cut."""
     if RANKS > 4:

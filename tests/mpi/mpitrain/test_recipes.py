@@ -9,11 +9,11 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
+from tests.cases import slow_case
+from tests.mpi.mpitrain.fits import sgd, torch
+from tests.zoo.parts import Of
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from tests.zoo.parts import Of  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
+pytestmark = pytest.mark.quick_on(2)
 nn, F = torch.nn, torch.nn.functional
 RANKS = MPI.COMM_WORLD.size
 DRAW = torch.Generator().manual_seed(5)
@@ -155,10 +155,6 @@ RECIPES = {
 }  # fmt: skip
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-
-
 def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):
     """Losses of the steps, and the module; batches of the order of the data."""
     torch.manual_seed(0)
@@ -175,7 +171,7 @@ def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):
 
 #: Each recipe in each layout, of which few are quick.
 CASES = [
-    pytest.param(name, layout, marks=() if number % 6 == place else pytest.mark.slow)
+    (pytest.param if number % 6 == place else slow_case)(name, layout)
     for number, name in enumerate(RECIPES)
     for place, layout in enumerate(("data", "zero", "pipe"))
 ]

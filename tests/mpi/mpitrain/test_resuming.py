@@ -33,9 +33,6 @@ from tests.mpi.mpitrain.layouts import (
     whole,
 )
 
-pytestmark = pytest.mark.mpi
-
-
 RANKS = MPI.COMM_WORLD.size
 
 

@@ -21,12 +21,12 @@ from mpitrain.server.messages import MessageKind
 from mpitrain.server.serve import Serving
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.at_most(5),
-    pytest.mark.mpi,
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
 ]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
@@ -89,9 +89,7 @@ OPTIMS = {
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-@pytest.mark.parametrize(
-    "optim", [pytest.param(o, marks=() if o == "sgd" else slow) for o in OPTIMS]
-)
+@pytest.mark.parametrize("optim", mostly_slow(OPTIMS, ["sgd"]))
 def test_without_lag_it_is_the_all_reduce_bit_by_bit(comm, folder, servers, optim):
     """Of parameter servers, which sums in the order of the ranks, and then one step."""
     config = job(folder, OPTIMS[optim], ranks=servers, bound=0, window=5)
@@ -123,9 +121,7 @@ ASYNCHRONOUS = {
     "push 4": dict(bound="none", push=4),
     "groups": dict(bound=1, groups=max(1, (RANKS - 1) // 2)),
 }
-SOME = [
-    pytest.param(kind, marks=() if kind in ("predict", "groups") else slow) for kind in ASYNCHRONOUS
-]
+SOME = mostly_slow(ASYNCHRONOUS, ("predict", "groups"))
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
@@ -229,7 +225,7 @@ def served(comm, monkeypatch):
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-@pytest.mark.parametrize("codec", ["none", pytest.param("qsgd", marks=slow)])
+@pytest.mark.parametrize("codec", ["none", slow_case("qsgd")])
 def test_one_process_in_the_order_of_service_has_the_same_bits(
     comm, folder, served, servers, codec
 ):
@@ -267,9 +263,9 @@ def test_a_quorum_leaves_a_slow_worker_behind(comm, folder, served):
     "codec",
     [
         pytest.param("none", marks=quick),
-        pytest.param("bf16", marks=slow),
-        pytest.param("int8", marks=slow),
-        pytest.param("terngrad", marks=slow),
+        slow_case("bf16"),
+        slow_case("int8"),
+        slow_case("terngrad"),
     ],
 )
 def test_bytes_are_those_of_the_messages(comm, folder, codec):
@@ -309,7 +305,7 @@ def train_all(comm, config, before_step=None, go_on=False):
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-@pytest.mark.parametrize("bound", [0, pytest.param(1, marks=slow), "none"])
+@pytest.mark.parametrize("bound", [0, slow_case(1), "none"])
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound):
     def fail(parts):
         if comm.rank == 0 and parts.steps_done == 3:

@@ -23,9 +23,8 @@ from mpitrain.search.layers import layer_costs
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import close, whole
-
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 
@@ -73,7 +72,7 @@ WINDOWS = [
     for padding in sorted({0, size // 2})
 ]
 WINDOWS += [(3, 3, 1), (2, 3, 0), (3, 1, 4)]
-SLOW_HEIGHTS = [pytest.param(height, marks=pytest.mark.slow) for height in (8, 11)]
+SLOW_HEIGHTS = [slow_case(height) for height in (8, 11)]
 
 
 @pytest.mark.parametrize("height", [7, *SLOW_HEIGHTS])

@@ -17,7 +17,7 @@ from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import StopsAfter, changed, equal, in_folder, job, whole
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 SPIKE = {"on_spike": "skip", "spike_window": 4, "checkpoint": {"every": 3, "keep": 3}}

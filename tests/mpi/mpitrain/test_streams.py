@@ -9,7 +9,7 @@ import mpitrain
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import RANKS, made, torch
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Turns(torch.utils.data.IterableDataset):

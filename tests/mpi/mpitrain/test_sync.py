@@ -25,6 +25,7 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import read_batches
 from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import (
     StopsAfter,
     changed,
@@ -38,7 +39,7 @@ from tests.mpi.mpitrain.layouts import (
 )
 from tests.mpi.mpitrain.test_sync_arithmetic import Averaging
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 9
@@ -54,12 +55,9 @@ KINDS = {
 #: Workers with samples of their own, whose updates take effect late.
 UNCORRECTED = Sync(kind="delayed", period=2, delay=3, correct=False, split="dirichlet")
 
-SLOW = pytest.mark.slow
 #: All of them, most marked slow.
-ONE_QUICK = [pytest.param(kind, marks=() if kind == "diloco" else SLOW) for kind in KINDS]
-FEW_QUICK = [
-    pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
-]
+ONE_QUICK = mostly_slow(KINDS, ["diloco"])
+FEW_QUICK = mostly_slow(KINDS, ("diloco", "delayed"))
 
 
 def layouts():
@@ -193,11 +191,11 @@ def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
     close(own, weights[replica], rtol=1e-7, atol=1e-10)
 
 
-FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco"))]
+FEW = ["delayed", *(slow_case(k) for k in ("local", "diloco"))]
 
 
-@pytest.mark.parametrize("name", ["lamb", pytest.param("adam", marks=SLOW)])
-@pytest.mark.parametrize("kind", ["local", pytest.param("delayed", marks=SLOW)])
+@pytest.mark.parametrize("name", ["lamb", slow_case("adam")])
+@pytest.mark.parametrize("kind", ["local", slow_case("delayed")])
 def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
     optim = Optim(name=name, lr=0.01, reference_batch=0, clip_norm=0.5, weight_decay=0.01)
     config = config_of("mlp", kind, optim)
@@ -207,7 +205,7 @@ def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
     close(own, weights[replica], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
+@pytest.mark.parametrize("at", [slow_case(3), slow_case(4), 5])
 @pytest.mark.parametrize("kind", [*FEW_QUICK, "uncorrected"])
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
@@ -315,8 +313,8 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
-@pytest.mark.parametrize("kind", [pytest.param("local", marks=SLOW), "delayed"])
+@pytest.mark.parametrize("codec", [slow_case("bf16"), "powersgd:rank=2"])
+@pytest.mark.parametrize("kind", [slow_case("local"), "delayed"])
 def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
     sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
     config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
@@ -337,7 +335,7 @@ def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, c
 
 
 @pytest.mark.quick_on(3)
-@pytest.mark.parametrize("kind", [pytest.param("post-local", marks=SLOW), "delayed"])
+@pytest.mark.parametrize("kind", [slow_case("post-local"), "delayed"])
 def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     """The same weights and records, in fewer messages; a run that is stopped says so there."""
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, clip_norm=0.3))

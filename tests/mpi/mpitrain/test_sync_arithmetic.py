@@ -18,8 +18,7 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.sync.delayed import Delayed
 from mpitrain.sync.local import Local
 from mpitrain.sync.workers import Workers
-
-pytestmark = pytest.mark.mpi
+from tests.cases import slow_case
 
 WIDTHS = (3, 5, 4)
 RATE = 1 / 8
@@ -127,7 +126,7 @@ def test_without_correction_weights_move_by_means_alone(comm, period, delay):
     strategy.close()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):
     own = workers(comm, dtype)
@@ -324,7 +323,7 @@ class LateSum:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3, 6])
+@pytest.mark.parametrize("late", [slow_case(0), 3, 6])
 def test_nobody_waits_for_what_is_not_due(comm, late):
     """A link of ``late`` steps, and exchanges that take effect ``late`` steps later."""
     link = Late(late)

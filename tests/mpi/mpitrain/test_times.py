@@ -11,7 +11,7 @@ from mpitrain.report.facts import ranks, waited_for
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 RANKS = MPI.COMM_WORLD.size
 SLOW = RANKS // 2

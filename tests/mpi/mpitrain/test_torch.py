@@ -11,12 +11,12 @@ from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Tra
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
 from tests.zoo.parts import Of
 
 from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
 
-pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 
@@ -62,14 +62,12 @@ def tables(value=0.5):
     return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
 
-SLOW, PIPE, RECOMPUTE = pytest.mark.slow, dict(pipe=RANKS), dict(recompute=True)
+PIPE, RECOMPUTE = dict(pipe=RANKS), dict(recompute=True)
 
 
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize(
-    "parallel",
-    [PIPE, *(pytest.param(how, marks=SLOW) for how in (RECOMPUTE, dict(zero=3)))],
-    ids=str,
+    "parallel", [PIPE, *(slow_case(how) for how in (RECOMPUTE, dict(zero=3)))], ids=str
 )
 def test_layers_of_torch_within_others(comm, parallel):
     """In a chain and a residual, beside layers that are not torch's, they are torch's as well."""

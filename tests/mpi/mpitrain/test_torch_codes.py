@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
+from collectives.torch.backend import backend_of
+from collectives.torch.register import register
+from mpitrain.adapters.torch import Compression, compression_hook
 
-import torch.distributed as dist  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from collectives.torch.backend import backend_of  # noqa: E402
-from collectives.torch.register import register  # noqa: E402
-from mpitrain.adapters.torch import Compression, compression_hook  # noqa: E402
-
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
 

@@ -3,10 +3,11 @@
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, torch, torchs_own
+from tests.cases import slow_case
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_alike, made, net, sgd, torch, torchs_own
 
 pytest.importorskip("ml_dtypes")
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Automatic(torch.nn.Module):
@@ -24,10 +25,6 @@ class Automatic(torch.nn.Module):
 
 def automatic():
     return torch.nn.Sequential(*(Automatic(w, o) for w, o in ((6, 8), (8, 8), (8, 8), (8, 1))))
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def squares(y, t):
@@ -110,10 +107,7 @@ class Mixed(torch.nn.Module):
     [
         (torch.bfloat16, {"zero": 3, "recompute": True}),
         (torch.float64, {}),
-        *(
-            pytest.param(kind, {}, marks=pytest.mark.slow)
-            for kind in (torch.bfloat16, torch.float16)
-        ),
+        *(slow_case(kind, {}) for kind in (torch.bfloat16, torch.float16)),
     ],
     ids=str,
 )

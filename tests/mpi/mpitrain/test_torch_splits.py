@@ -6,18 +6,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import keep
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 F = torch.nn.functional
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]
+pytestmark = pytest.mark.quick_on(2, 4)
 RANKS = MPI.COMM_WORLD.size
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 SPLITS = {
@@ -104,13 +105,7 @@ def one_process():
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
 @pytest.mark.parametrize(
-    "parallel",
-    [
-        {},
-        {"zero": 3, "recompute": True},
-        pytest.param({"zero": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "parallel", [{}, {"zero": 3, "recompute": True}, slow_case({"zero": 2})], ids=str
 )
 def test_losses_values_and_state_are_those_of_one_process(folder, one_process, parallel):
     wanted, state, values = one_process

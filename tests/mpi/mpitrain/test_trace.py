@@ -13,7 +13,7 @@ from mpitrain.metrics.trace import Trace, read_trace
 from mpitrain.start import start
 from tests.mpi.mpitrain.layouts import job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 RANKS = MPI.COMM_WORLD.size

@@ -28,9 +28,6 @@ from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
 
-pytestmark = pytest.mark.mpi
-
-
 RANKS = MPI.COMM_WORLD.size
 
 

@@ -7,15 +7,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import transformers
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
+from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.fits import loop, torch
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 VOCABULARY, LENGTH = 61, 12
 
@@ -283,20 +282,14 @@ def is_quick(name, layout):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [
-        pytest.param(*case, marks=() if is_quick(*case) else pytest.mark.slow)
-        for case in sorted(CASES)
-        if case[1] in LAYOUTS
-    ],
+    mostly_slow((one for one in sorted(CASES) if one[1] in LAYOUTS), lambda one: is_quick(*one)),
 )
 def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout):
     found = losses(folder, name, layout)
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "llama" else pytest.mark.slow) for n in MODELS]
-)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["llama"]))
 def test_a_model_trains_as_torch_alone(folder, name):
     make, data, _ = MODELS[name]
     with Wide(), made(folder, lambda: without_dropout(make), data, micro_batches=2) as trainer:
@@ -309,9 +302,9 @@ def test_a_model_trains_as_torch_alone(folder, name):
     ("name", "first", "then"),
     [
         ("gpt2", "tensor 2", "zero 3"),
-        pytest.param("gpt2", "pipe 2", "pipe 2", marks=pytest.mark.slow),
-        pytest.param("llama", "data", "tensor 2", marks=pytest.mark.slow),
-        pytest.param("bert mlm", "zero 3", "data", marks=pytest.mark.slow),
+        slow_case("gpt2", "pipe 2", "pipe 2"),
+        slow_case("llama", "data", "tensor 2"),
+        slow_case("bert mlm", "zero 3", "data"),
     ],
 )
 def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
@@ -345,9 +338,7 @@ def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
         assert torch.equal(found.loss, wanted.loss)
 
 
-@pytest.mark.parametrize(
-    "layout", [n if n == "tensor 2" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, ["tensor 2"]))
 def test_lora_trains_as_in_one_process(folder, layout):
     """A few tensors are trained, the rest is frozen; peft wraps the matrices that ranks share."""
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -15,8 +15,6 @@ from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Quadrants, made, net, torch
 
-pytestmark = pytest.mark.mpi
-
 
 def without(folder, **changed):
     return made(folder, **({"test_data": None, "metrics": None} | changed))

@@ -5,10 +5,11 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made, torch
 
 nn = torch.nn
-pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+pytestmark = pytest.mark.at_most(5)
 
 
 class Turns(torch.utils.data.IterableDataset):
@@ -151,8 +152,8 @@ def test_what_crosses_a_cut_and_is_not_used(comm, folder):
     "how",
     [
         {},
-        pytest.param({"parallel": {"zero": 2}}, marks=pytest.mark.slow),
-        pytest.param({"sync": {"kind": "local", "period": 2, "agree": 3}}, marks=pytest.mark.slow),
+        slow_case({"parallel": {"zero": 2}}),
+        slow_case({"sync": {"kind": "local", "period": 2, "agree": 3}}),
     ],
     ids=["data", "zero 2", "workers"],
 )

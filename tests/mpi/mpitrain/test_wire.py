@@ -13,9 +13,9 @@ from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
 from mpitrain.training import build
+from tests.cases import slow_case
 from tests.mpi.mpitrain.summands import shards, summand
 
-pytestmark = pytest.mark.mpi
 P = MPI.COMM_WORLD.size
 SHAPES = {
     "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
@@ -23,9 +23,7 @@ SHAPES = {
     "one vector": [(9,)],
     "large": [(120, 77), (77,)],
 }
-each_dtype = pytest.mark.parametrize(
-    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
-)
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
 NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "topk:warmup=4"]
 
 

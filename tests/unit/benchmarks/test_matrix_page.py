@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-pytest.importorskip("mpi4py")
 from benchmarks.matrix import cells
 from benchmarks.matrix.page import write_page
 from benchmarks.matrix.results import (

@@ -12,6 +12,7 @@ from collectives.analysis.verify import verify
 from collectives.compile.cost import count
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
+from tests.cases import every_algorithm
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 
@@ -182,7 +183,7 @@ def test_a_segment_holds_an_item():
         build("allreduce", "double_binary_tree:segments=200000000", 3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+@every_algorithm
 def test_messages_leave_and_arrive_in_rounds_of_the_same_number(algorithm):
     """Shared memory and segments that overlap go by it."""
     schedules = [algorithm.schedule(size) for size in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16)]

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mpi4py")
 from mpi4py import MPI
 
 from collectives.calls.settings import Settings

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 
 from collectives.__main__ import main
-from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms import build
 from collectives.analysis.explore import COPY, record
 from collectives.execution.local import run
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf
-
-every_algorithm = pytest.mark.parametrize(
-    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
-)
+from tests.cases import every_algorithm
 
 
 def states(told):

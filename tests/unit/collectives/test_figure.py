@@ -9,15 +9,12 @@ from collectives.algorithms import ALGORITHMS, build
 from collectives.algorithms.double_binary_tree import trees as double_trees
 from collectives.analysis.figure import columns, figure, moves, shade
 from collectives.analysis.structure import trees
+from tests.cases import slow_case
 
 
 @pytest.mark.parametrize(
     ("collective", "algorithm", "size"),
-    [
-        ("allreduce", "ring", 5),
-        pytest.param("allreduce", "circulant", 32, marks=pytest.mark.slow),
-        ("alltoall", "bruck", 4),
-    ],
+    [("allreduce", "ring", 5), slow_case("allreduce", "circulant", 32), ("alltoall", "bruck", 4)],
 )
 def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
     figure(build(collective, algorithm, size), tmp_path / "a.png")
@@ -45,8 +42,8 @@ def test_each_chunk_has_a_colour_of_its_own(ranks):
     ("algorithm", "ranks", "told"),
     [
         ("ring", 8, "14 messages in a row, 1.75 buffers sent by the busiest rank<"),
-        pytest.param("ring", 16, "the messages of rank 0 in colour", marks=pytest.mark.slow),
-        pytest.param("direct", 16, "only the messages of rank 0 are drawn", marks=pytest.mark.slow),
+        slow_case("ring", 16, "the messages of rank 0 in colour"),
+        slow_case("direct", 16, "only the messages of rank 0 are drawn"),
         ("hierarchical:local=2", 4, "free: the ranks"),
     ],
 )

@@ -17,6 +17,7 @@ from collectives.analysis.user_code import resolve
 from collectives.analysis.verify import verify
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Send
+from tests.cases import mostly_slow
 
 LANE = LinkCost(1e-6, 1 / 25e9)
 HBM = 3 / 900e9  # a V100 reads two numbers and writes one
@@ -93,7 +94,7 @@ def test_named_links_meet_edmonds_bound(pattern, sizes, bound):
         assert (lanes == lanes.T).all()
 
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 15 else ()) for seed in range(50)]
+SEEDS = mostly_slow(range(50), range(15))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,14 +12,12 @@ from collectives.analysis.verify import prove, verify
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf, workspace
+from tests.cases import every_algorithm, slow_case
 
 #: All that fold, wrap round or are uneven in some way; more of the same takes minutes.
 FEW = [*range(1, 14), 16, 17, 24]
 at_sizes = pytest.mark.parametrize(
-    "sizes", [FEW, pytest.param([*range(14, 34), 64], marks=pytest.mark.slow)], ids=["few", "more"]
-)
-every_algorithm = pytest.mark.parametrize(
-    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
+    "sizes", [FEW, slow_case([*range(14, 34), 64])], ids=["few", "more"]
 )
 #: Several tests ask for the same proof.
 proof = cache(lambda algorithm, size: verify(algorithm.schedule(size)))
@@ -85,7 +83,7 @@ def test_sharded_parameter_server(servers):
 
 
 @every_algorithm
-@pytest.mark.parametrize("sizes", [(1, 3, 4), pytest.param((2, 5, 7, 8), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [(1, 3, 4), slow_case((2, 5, 7, 8))])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_segments_of_every_algorithm(algorithm, overlap, sizes):
     for size in sizes:
@@ -97,9 +95,7 @@ def test_segments_of_every_algorithm(algorithm, overlap, sizes):
 
 
 @every_algorithm
-@pytest.mark.parametrize(
-    "size", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 10))]
-)
+@pytest.mark.parametrize("size", [2, 3, *(slow_case(n) for n in range(4, 10))])
 def test_every_mutant_that_matters_is_rejected(algorithm, size):
     whole = algorithm.schedule(size)
     right = results(whole)

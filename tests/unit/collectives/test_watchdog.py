@@ -12,8 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mpi4py")
 from mpi4py import MPI
 
 from collectives import Communicator

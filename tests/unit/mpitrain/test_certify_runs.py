@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-nn, F = torch.nn, torch.nn.functional
+from mpitrain import trainer
+from mpitrain.adapters.torch.modules import stand_ins
+from mpitrain.certify.certificate import Certifier
+from mpitrain.certify.loops import install
+from mpitrain.certify.record import Session
+from mpitrain.certify.scripts import _TorchWatch
 
-from mpitrain import trainer  # noqa: E402
-from mpitrain.adapters.torch.modules import stand_ins  # noqa: E402
-from mpitrain.certify.certificate import Certifier  # noqa: E402
-from mpitrain.certify.loops import install  # noqa: E402
-from mpitrain.certify.record import Session  # noqa: E402
-from mpitrain.certify.scripts import _TorchWatch  # noqa: E402
+nn, F = torch.nn, torch.nn.functional
 
 
 class Noisy(nn.Linear):

@@ -4,16 +4,16 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import mpitrain
 from collectives.calls import tables
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.metrics.records import Epoch, Resumed, Step
+from tests.cases import slow_case
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 SAMPLES = 64
-SLOW = pytest.mark.slow
 
 
 def data(samples=SAMPLES):
@@ -74,7 +74,7 @@ def of_lists(size):
         (16, 2, 8, False),
         (8, 3, 20, True),
         *(
-            pytest.param(*sizes, own, marks=pytest.mark.slow)
+            slow_case(*sizes, own)
             for sizes in ((8, 2, 16), (8, 8, 16), (20, 5, 8))
             for own in (False, True)
         ),
@@ -193,15 +193,9 @@ def steady(value=1.0):
     ("change", "said"),
     [
         ({"optimizer": of("Adam")}, "own.optimizer was SGD, and is Adam"),
-        pytest.param({"batch_size": 16}, "train.batch_size was 8, and is 16", marks=SLOW),
-        pytest.param(
-            {"train_data": of_lists(8)}, "the order of samples was 64 samples by seed 0", marks=SLOW
-        ),
-        pytest.param(
-            {"model": lambda: steady(2.0)},
-            "frozen parameters or buffers had other values",
-            marks=SLOW,
-        ),
+        slow_case({"batch_size": 16}, "train.batch_size was 8, and is 16"),
+        slow_case({"train_data": of_lists(8)}, "the order of samples was 64 samples by seed 0"),
+        slow_case({"model": lambda: steady(2.0)}, "frozen parameters or buffers had other values"),
         (
             {"train_data": torch.utils.data.TensorDataset(*(2 * one for one in data().tensors))},
             "had other data",

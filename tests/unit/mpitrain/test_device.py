@@ -23,13 +23,6 @@ from tests.queued_cupy.memory import POISON
 
 
 @pytest.fixture
-def cupy(monkeypatch):
-    cupy = queued_cupy.install(monkeypatch)
-    yield cupy
-    cupy.machine.expect_no_races()
-
-
-@pytest.fixture
 def alone():
     with Communicator(MPI.COMM_SELF, device="staged") as comm:
         yield comm

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mpitrain import models
 from mpitrain.config import Optim, Train
 from mpitrain.data import load
-from tests import queued_cupy
+from tests.cases import each_check
 from tests.gpu import kernels, layers, trainer
 from tests.gpu.jobs import small, trained, trainer_on
 from tests.queued_cupy.counts import counts
@@ -18,11 +18,7 @@ from tests.queued_cupy.counts import counts
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
-@pytest.fixture(autouse=True)
-def cupy(monkeypatch):
-    cupy = queued_cupy.install(monkeypatch)
-    yield cupy
-    cupy.machine.expect_no_races()
+pytestmark = pytest.mark.usefixtures("cupy")
 
 
 @pytest.mark.parametrize(("name", "zero"), [("data", 0), ("zero 2", 2)])
@@ -49,15 +45,11 @@ def test_losses_are_the_cpus():
 QUICK = ("trainer.data", "trainer.float16")
 
 
-def is_long(name):
-    return name.startswith("trainer.") and name not in QUICK
-
-
-CHECKS = [
-    pytest.param(one, id=one.name, marks=pytest.mark.slow if is_long(one.name) else ())
-    for one in (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
-    if 1 in one.ranks
-]
+EVERY = (*kernels.CHECKS, *layers.CHECKS, *trainer.CHECKS)
+CHECKS = each_check(
+    (one for one in EVERY if 1 in one.ranks),
+    lambda name: name in QUICK or not name.startswith("trainer."),
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -8,7 +8,6 @@ import pytest
 from mpitrain import nn
 from mpitrain.config import ConfigError, load
 from mpitrain.nn.context import Context, Terms
-from tests import queued_cupy
 from tests.unit.mpitrain.test_layers import finite_differences
 
 SHAPE = (3, 7, 6)
@@ -148,10 +147,7 @@ def test_one_expert_is_the_dense_layer_bit_for_bit():
 
 
 @pytest.mark.parametrize("top", [1, 2])
-def test_on_a_device(monkeypatch, top):
-    queued_cupy.install(monkeypatch)
-    import cupy
-
+def test_on_a_device(cupy, top):
     layer = mixture(top=top, capacity=0.7)
     parameters, x, dy = drawn(layer)
 

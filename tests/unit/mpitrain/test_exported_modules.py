@@ -3,13 +3,14 @@
 import os
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.manifest import CheckpointError
+from tests.cases import mostly_slow
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
 
@@ -94,10 +95,7 @@ def trained(folder, model, cuts=(), **given):
 @pytest.mark.parametrize(
     ("kind", "average"),
     [
-        *(
-            pytest.param(k, 0.0, marks=pytest.mark.slow if n % 2 else ())
-            for n, k in enumerate(MODULES)
-        ),
+        *mostly_slow([(kind, 0.0) for kind in MODULES], [(kind, 0.0) for kind in [*MODULES][::2]]),
         ("tied", 0.5),
     ],
 )

@@ -15,6 +15,7 @@ from mpitrain.kernels import HOST, Kernels, kernels_of
 from mpitrain.kernels.cuda import KINDS, CudaKernels, options, source
 from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests import emulated_cuda
+from tests.cases import slow_case
 
 #: By type: what is nearly right, relative to the largest number.
 NEAR = {"float64": 1e-13, "float32": 3e-6, "bfloat16": 0.02}
@@ -42,7 +43,7 @@ class OnTheHost(CudaKernels):
 
 @pytest.fixture(
     scope="module",
-    params=["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in ("float64", "bfloat16"))],
+    params=["float32", *(slow_case(n) for n in ("float64", "bfloat16"))],
 )
 def case(request, folder):
     """The type, and the kernels in both orders of a block's threads."""

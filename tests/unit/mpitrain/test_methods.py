@@ -1,10 +1,12 @@
 """The table of methods: who goes with whom, why the others do not, and its page."""
 
+from functools import cache
 from itertools import combinations
 
 import pytest
 
 from mpitrain.__main__ import main
+from mpitrain.commands import methods
 from mpitrain.config import ConfigError, expect, load
 from mpitrain.config.conflicts import CHOSEN, combined, refusals, tables_of, uses
 from mpitrain.config.method_table import METHODS
@@ -63,7 +65,8 @@ def test_what_is_needed_is_lacked_by_some_and_the_other_way_round():
     assert len({method.name for method in METHODS}) == len(METHODS)
 
 
-def test_the_page_has_the_table_behind_its_introduction(capsys):
+def test_the_page_has_the_table_behind_its_introduction(capsys, monkeypatch):
+    monkeypatch.setattr(methods, "table", cache(methods.table))  # which takes seconds
     assert main(["methods"]) == 0
     table = capsys.readouterr().out
     assert main(["methods", "--markdown"]) == 0

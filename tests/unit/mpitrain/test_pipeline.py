@@ -15,6 +15,7 @@ from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 from mpitrain.training.partition import schedule_of
+from tests.cases import slow_case
 
 SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
 NAMES = list(SCHEDULES)
@@ -216,9 +217,7 @@ def test_text_and_picture(tmp_path):
     assert (tmp_path / "gantt.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [pytest.param("v_half", 1 / 2, marks=pytest.mark.slow), ("v_min", 1 / 3)]
-)
+@pytest.mark.parametrize(("name", "part"), [slow_case("v_half", 1 / 2), ("v_min", 1 / 3)])
 def test_a_v_of_repeated_blocks_holds_a_part_of_what_1f1b_holds(name, part):
     for p in (*range(2, 9), 12):
         held = replay(SCHEDULES[name].generate, pipeline(name, p, 4 * p)).held

@@ -23,6 +23,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.planned import planned
 from mpitrain.search.servers import ServerExchange
 from mpitrain.search.whole import operations
+from tests.cases import mostly_slow, slow_case
 
 MACHINE = Machine(8, 4, 1e9, inside=LinkCost(1e-6, 1e-9), network=LinkCost(1e-5, 1e-8), call=1e-5)
 
@@ -41,7 +42,7 @@ _ALL = {"schedule": set(SCHEDULES) - {"gpipe", "asynchronous"}, "attention": {"z
 _ALL |= {axis: {1, 2, 4} for axis in ("pipe", "tensor", "context")} | {"zero": {0, 1, 2, 3}}
 TRIED = [
     (0, 8, 0.03, _ALL | {"sequence": {False, True}, "recompute": {False, True}}),
-    pytest.param(4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}, marks=pytest.mark.slow),
+    slow_case(4, 8, 0.05, _ALL | {"experts": {1, 2, 4}}),
     (0, 3, 1.0, {"replicas": {(), (2, 1), (1, 2)}}),
 ]
 
@@ -82,10 +83,7 @@ JOBS = [
 QUICK = ("digits_mlp", "gpt_experts")
 
 
-@pytest.mark.parametrize(
-    ("name", "sets", "why"),
-    [pytest.param(*job, marks=() if job[0] in QUICK else pytest.mark.slow) for job in JOBS],
-)
+@pytest.mark.parametrize(("name", "sets", "why"), mostly_slow(JOBS, lambda job: job[0] in QUICK))
 def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets, why):
     config = load(Path(name), sets)
     own = load_job(config, "mpitrain search")

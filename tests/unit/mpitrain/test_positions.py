@@ -10,6 +10,7 @@ from mpitrain import nn
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
+from tests.cases import slow_case
 from tests.unit.mpitrain.test_layers import finite_differences
 
 
@@ -36,7 +37,7 @@ def test_each_position_lies_on_one_rank(way, length, size):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("way", ["zigzag", "ring"])
 @pytest.mark.parametrize(("length", "size"), CUTS)
-@pytest.mark.parametrize("tile", [1, pytest.param(3, marks=pytest.mark.slow), 64])
+@pytest.mark.parametrize("tile", [1, slow_case(3), 64])
 def test_tiles_hold_each_score_that_counts_once(length, size, way, causal, tile):
     seen = np.zeros((length, length), int)
     for rank in range(size):

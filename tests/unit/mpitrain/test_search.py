@@ -26,6 +26,7 @@ from mpitrain.search.machine import Machine
 from mpitrain.search.on_ranks import on_ranks, reason
 from mpitrain.search.stages import Numerics, StageCosts
 from mpitrain.search.sums import LayerSums
+from tests.cases import mostly_slow
 
 
 def every_cut(layers, counts, workers):
@@ -40,8 +41,7 @@ def every_cut(layers, counts, workers):
 
 def drawings(quick):
     """Seeds, of which so many are quick."""
-    many = [pytest.param(n, marks=pytest.mark.slow if n >= quick else ()) for n in range(200)]
-    return pytest.mark.parametrize("seed", many)
+    return pytest.mark.parametrize("seed", mostly_slow(range(200), range(quick)))
 
 
 @drawings(40)

@@ -9,25 +9,24 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
+from mpitrain.adapters.torch.functions.objective import TorchLoss
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
+from mpitrain.adapters.torch.modules import stand_ins
+from mpitrain.adapters.torch.modules.layer import TorchLayer
+from mpitrain.adapters.torch.shadow import shadow
 from mpitrain.config import ConfigError
+from mpitrain.data.generators import random_states
+from mpitrain.memory import available
+from tests.cases import mostly_slow
+from tests.zoo.mistakes import KINDS
+from tests.zoo.parts import Of
+from tests.zoo.programs import Program
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn, F = torch.nn, torch.nn.functional
-
-from mpitrain.adapters.torch.functions.objective import TorchLoss  # noqa: E402
-from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
-from mpitrain.adapters.torch.modules import stand_ins  # noqa: E402
-from mpitrain.adapters.torch.modules.layer import TorchLayer  # noqa: E402
-from mpitrain.adapters.torch.shadow import shadow  # noqa: E402
-from mpitrain.data.generators import random_states  # noqa: E402
-from mpitrain.memory import available  # noqa: E402
-from tests.zoo.mistakes import KINDS  # noqa: E402
-from tests.zoo.parts import Of  # noqa: E402
-from tests.zoo.programs import Program  # noqa: E402
-
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
 Y = X.sin().sum(1, keepdim=True)
 
@@ -292,10 +291,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow if n % 2 else ()) for n, k in enumerate(RIGHT)],
-)
+@pytest.mark.parametrize("kind", mostly_slow(RIGHT, [*RIGHT][::2]))
 def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind):
     """With the shadow and without, whoever draws numbers beside training."""
     caplog.set_level(logging.INFO, "mpitrain")

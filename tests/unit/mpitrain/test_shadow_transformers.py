@@ -1,13 +1,14 @@
 """Tiny models of ``transformers`` train under the shadow as they come, without a false alarm."""
 
 import logging
+from itertools import product
 
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from tests.cases import mostly_slow
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -88,12 +89,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=() if (name, dtype) in QUICK else pytest.mark.slow)
-        for name in ALL
-        for dtype in ("float32", "float64")
-    ],
+    ("name", "dtype"), mostly_slow(product(ALL, ("float32", "float64")), QUICK)
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -291,13 +291,24 @@ def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
     assert read_scripts(None)["train.sbatch"] == "mine"
 
 
-def commands(folder, python="exec env"):
-    """Launchers, and a python, that say how they are called; their folder."""
-    for name in ("mpiexec", "srun", "python", "qstat"):
-        text = python if name == "python" else f'echo {name} "$@"'
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+def stand_ins(folder, **texts):
+    """Launchers, and a python, that say how they are called, or do as the ``texts`` for bash; the
+    path to them."""
+    texts = {name: f'echo {name} "$@"' for name in ("mpiexec", "srun", "qstat")} | texts
+    for name, text in ({"python": "exec env"} | texts).items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
-    return folder
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def bash(folder, text, **env):
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
@@ -337,12 +348,9 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     (tmp_path / "nodes").write_text(NODES)
     pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     given = {"MPITRAIN_HOME": str(ROOT), "MPITRAIN_ARGUMENTS": "-m x y"} | given
-    words = ["-euc", f"{SOURCES[scheduler]}; launch -m x y"]
-    told = subprocess.run(
-        ["bash", *words], capture_output=True, text=True, cwd=tmp_path,
-        env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given
-        | {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler],
-    )  # fmt: skip
+    own = {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler]
+    env = stand_ins(tmp_path) | given | own
+    told = bash(tmp_path, f"{SOURCES[scheduler]}; launch -m x y", **env)
     last = (told.stdout + told.stderr).strip().splitlines()[-1]
     assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
         expected.format(folder=tmp_path)
@@ -362,17 +370,12 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
 )
 def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
     """Two nodes of four cores with two threads each."""
-    folder = commands(tmp_path)
     cpus = "".join(f"{n % 4},0\\n" for n in range(8))
-    (tmp_path / "lscpu").write_text(f"#!/bin/bash\nprintf '# CORE\\n{cpus}'\n")
-    for name in ("srun", "mpiexec"):
-        (tmp_path / name).write_text('#!/bin/bash\necho "hint ${SLURM_HINT:-}"\n')
-    for name in ("lscpu", "srun", "mpiexec"):
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{folder}:/usr/bin:/bin", "MPITRAIN_LAUNCHER": "srun"}
+    hinted = dict.fromkeys(("srun", "mpiexec"), 'echo "hint ${SLURM_HINT:-}"')
+    env = stand_ins(tmp_path, lscpu=f"printf '# CORE\\n{cpus}'", **hinted)
+    env |= {"MPITRAIN_LAUNCHER": "srun"}
     env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
-    words = ["bash", "-euo", "pipefail", "-c", f"{SOURCES['slurm']}; launch -m x y"]
-    told = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=env)
+    told = bash(tmp_path, f"{SOURCES['slurm']}; launch -m x y", **env)
     assert told.stdout.endswith(f"\nhint {hint}\n"), told
 
 
@@ -397,11 +400,7 @@ FAKES = {
 
 def contained(folder, status, ends, job="a job.toml", **environment):
     """Status of jobs/container.sbatch, and its calls, where the ranks end like this."""
-    for name, text in FAKES.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
-    given = {
-        "PATH": f"{folder}:/usr/bin:/bin",
+    given = stand_ins(folder, **FAKES) | {
         "MPITRAIN_HOME": str(ROOT),
         "SLURM_SUBMIT_DIR": str(folder),
         "SLURM_JOB_ID": "7",
@@ -427,21 +426,18 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
 
 @pytest.mark.parametrize(("limit", "expected"), [("0", 0), ("1", 138)])
 def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path, limit, expected):
-    commands(tmp_path)
-    (tmp_path / "mpiexec").write_text("#!/bin/bash\nsleep 0.3\nkill -USR1 $PPID\nsleep 1\n")
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
-    env |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_MAX_RESTARTS": limit}
+    env = stand_ins(tmp_path, mpiexec="sleep 0.3\nkill -USR1 $PPID\nsleep 1")
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
     text = f"{SOURCES['slurm']}; queue_again() {{ :; }}; come_back x.py"
-    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    told = bash(tmp_path, text, **env, MPITRAIN_MAX_RESTARTS=limit)
     assert told.returncode == expected, told
 
 
 @pytest.mark.parametrize("limit", ["x", "9" * 20])
-def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(limit):
+def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(tmp_path, limit):
     """It would compare as smaller for ever."""
     env = {"MPITRAIN_MAX_RESTARTS": limit, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
-    text = f"{SOURCES['slurm']}; come_back x.toml"
-    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    told = bash(tmp_path, f"{SOURCES['slurm']}; come_back x.toml", **env)
     assert told.returncode == 2 and f"MPITRAIN_MAX_RESTARTS={limit}: a number" in told.stderr
 
 
@@ -478,11 +474,8 @@ def test_a_job_of_pbs_comes_back(tmp_path, end, status, comes_back):
         "qsub": 'echo "qsub $*" >> calls',
         "python": "",
     }
-    for name, text in fakes.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
     (tmp_path / "nodes").write_text(NODES)
-    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MPITRAIN_HOME": str(ROOT), "PBS_JOBID": "7.x"}
+    given = stand_ins(tmp_path, **fakes) | {"MPITRAIN_HOME": str(ROOT), "PBS_JOBID": "7.x"}
     given |= {"PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": f"{tmp_path}/nodes"}
     given |= {"MPITRAIN_LAUNCHER": "pals", "MPITRAIN_ARGUMENTS": "job.toml --set a=1"}
     done = subprocess.run(["bash", ROOT / "jobs/train.pbs"], env=given, timeout=60)
@@ -520,11 +513,9 @@ def test_what_the_scheduler_starts_again_runs_only_if_it_resumes(tmp_path, job, 
 
 
 def test_what_pbs_itself_starts_again_counts_too(tmp_path):
-    (commands(tmp_path) / "qstat").write_text("#!/bin/sh\necho '    run_count = 2'\n")
     (tmp_path / "nodes").write_text(NODES)
     env = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
-    env["PATH"] = f"{tmp_path}:/usr/bin:/bin"
-    text = f"{SOURCES['pbs']}; come_back train.py"
-    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    env |= stand_ins(tmp_path, qstat="echo '    run_count = 2'")
+    told = bash(tmp_path, f"{SOURCES['pbs']}; come_back train.py", **env)
     assert told.returncode == 1 and "has started this again" in told.stderr
     assert "restart 1" in told.stdout

@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-
-from mpitrain.adapters.torch import layers  # noqa: E402
-from mpitrain.adapters.torch.modules.cutting import cut  # noqa: E402
-from mpitrain.adapters.torch.modules.whole import trained  # noqa: E402
-from mpitrain.fields import joined  # noqa: E402
-from mpitrain.nn import Context  # noqa: E402
-from tests.zoo.parts import Of  # noqa: E402
+from mpitrain.adapters.torch import layers
+from mpitrain.adapters.torch.modules.cutting import cut
+from mpitrain.adapters.torch.modules.whole import trained
+from mpitrain.fields import joined
+from mpitrain.nn import Context
+from tests.zoo.parts import Of
 
 nn = torch.nn
 

@@ -1,12 +1,11 @@
 """Losses and optimisers of torch keep their constants on the outputs' device, here ``meta``."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-
-from mpitrain.adapters.torch.arrays import moved  # noqa: E402
-from mpitrain.adapters.torch.functions.objective import Following  # noqa: E402
-from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer  # noqa: E402
+from mpitrain.adapters.torch.arrays import moved
+from mpitrain.adapters.torch.functions.objective import Following
+from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
 
 
 class Weighted(torch.nn.Module):

@@ -6,15 +6,14 @@ from math import sqrt
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from mpitrain.adapters.torch import TorchLayer
+from mpitrain.adapters.torch.modules.drawing import Drawing
+from mpitrain.adapters.torch.modules.draws import Draws
+from mpitrain.nn.context import Context
+
 nn, functional = torch.nn, torch.nn.functional
-
-from mpitrain.adapters.torch import TorchLayer  # noqa: E402
-from mpitrain.adapters.torch.modules.drawing import Drawing  # noqa: E402
-from mpitrain.adapters.torch.modules.draws import Draws  # noqa: E402
-from mpitrain.nn.context import Context  # noqa: E402
-
 CONTEXT = Context(True, seed=5, step=3, samples=np.array([7, 3, 9, 4, 1]))
 
 

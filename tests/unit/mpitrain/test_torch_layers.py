@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._pytree import tree_structure
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from mpitrain.adapters.torch import TorchLayer, arrays, layers
+from mpitrain.adapters.torch.checks.probe import outputs_of
+from mpitrain.fields import Fields
+from mpitrain.nn.context import RESTING, Context
+from tests.zoo.parts import Of
+
 nn = torch.nn
-from torch.utils._pytree import tree_structure  # noqa: E402
-
-from mpitrain.adapters.torch import TorchLayer, arrays, layers  # noqa: E402
-from mpitrain.adapters.torch.checks.probe import outputs_of  # noqa: E402
-from mpitrain.fields import Fields  # noqa: E402
-from mpitrain.nn.context import RESTING, Context  # noqa: E402
-from tests.zoo.parts import Of  # noqa: E402
 
 
 def functional(f, *buffers):

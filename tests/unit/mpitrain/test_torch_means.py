@@ -5,15 +5,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from mpitrain.adapters.torch.functions.equal_weights import EqualWeights
+from mpitrain.adapters.torch.functions.objective import TorchLoss, TorchMetric
+
 F = torch.nn.functional
-
-from mpitrain.adapters.torch.functions.equal_weights import EqualWeights  # noqa: E402
-from mpitrain.adapters.torch.functions.objective import TorchLoss, TorchMetric  # noqa: E402
-
 #: Labels above it are rare, and unknown to whoever tries the loss before there are data.
 RARE = 1.5
 

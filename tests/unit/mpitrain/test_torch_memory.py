@@ -1,14 +1,13 @@
 """Tensors of a module in one memory change with one another in torch, and are refused."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from mpitrain.adapters.torch import layers
+
 nn = torch.nn
-
-from mpitrain.adapters.torch import layers  # noqa: E402
-
 #: How a tensor of the shape (4, 4) may lie in memory of 48 numbers.
 VIEWS = {
     "own": lambda flat: torch.zeros(4, 4),

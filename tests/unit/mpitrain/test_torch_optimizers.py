@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
+from mpitrain.adapters.torch.functions.groups import grouped
 from mpitrain.config import ConfigError
-
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-
-from mpitrain.adapters.torch.functions.groups import grouped  # noqa: E402
 
 
 class Subclass(torch.optim.SGD):

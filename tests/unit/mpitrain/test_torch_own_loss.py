@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn, F = torch.nn, torch.nn.functional
 
 
