@@ -3,7 +3,6 @@
 import mmap
 import os
 import platform
-from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -23,6 +22,7 @@ from collectives.execution.transport.flags import BLOCKING, MEETING, Flag, RunCo
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.windows import Moved, Place, Window, Windows
+from collectives.files import anonymous
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -206,10 +206,12 @@ class NodeMemory:
                 f"{there}"
             )
         descriptor, problem, mark = -1, None, os.urandom(16)
-        with suppress(OSError):  # found when it is read below
+        try:
             if self.rank == 0:
-                descriptor = os.memfd_create("collectives")
+                descriptor = anonymous("collectives")
                 os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
+        except OSError as error:
+            problem = f"rank 0: {error}"
         path, mark = self.comm.bcast((_path(descriptor), mark))
         try:
             descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
@@ -218,7 +220,7 @@ class NodeMemory:
                 raise OSError(f"{path} is another file here")
             memory = Mapping(_path(descriptor), sum(lengths))
         except OSError as error:
-            problem = f"rank {self.rank}: {error}"
+            problem = problem or f"rank {self.rank}: {error}"
         try:
             self._agree(problem)
             begins = [0, *accumulate(lengths[:-1])]
