@@ -55,6 +55,19 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
+class _Forked:
+    """What is under way in a forked child: nothing that it could end."""
+
+    def __init__(self) -> None:
+        self.among: list[Moving] = []
+
+    def Test(self) -> bool:
+        raise CollectiveError(FORKED)
+
+    def abandon(self) -> None:
+        """Nothing to give up."""
+
+
 class Progress:
     """The plans of one communicator that are under way.
 
@@ -74,6 +87,8 @@ class Progress:
         # A thread may wait for a plan while the one that started it moves it along.
         self._moving = threading.RLock()
         _LIVE.add(self)
+        if _Child.is_one:
+            self.cut_off()
 
     @property
     def here(self) -> list[Moving]:
@@ -109,7 +124,8 @@ class Progress:
 
     def drain(self) -> None:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
-        the middle, nobody knows whether the others can end."""
+        the middle, nobody knows whether the others can end.  Errors of :meth:`expect_rank`."""
+        self.expect_rank()
         while self.plans and not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
             self.advance()
 
@@ -126,10 +142,22 @@ class Progress:
             "Communicator that all ranks make"
         )
 
+    def cut_off(self) -> None:
+        """In a child that was forked: no call is left to the MPI library unseen either."""
+        self.left, self._moving = FORKED, threading.RLock()  # another thread may have held it
+        _HERE.plans.clear()
+        self.plans[:] = [_Forked()]
+
     def keep(self, used: object) -> None:
         """Keeps memory that an abandoned collective may still read and write."""
         if self.left:
             _HERE.left.append(used)
+
+    def expect_rank(self) -> None:
+        """Raises :class:`CollectiveError` in a child that was forked, which may not even call the
+        MPI library's own."""
+        if self.left is FORKED:
+            raise CollectiveError(FORKED)
 
     def expect_whole(self) -> None:
         """Raises :class:`CollectiveError` once a collective was left in the middle, as this rank's
@@ -138,13 +166,19 @@ class Progress:
             raise CollectiveError(self.left)
 
 
+class _Child:
+    """This process, if a rank has forked it."""
+
+    is_one = False
+
+
 _LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
+    _Child.is_one = _Child.is_one or bool(_LIVE)
     for progress in _LIVE:
-        progress.left = FORKED
-        progress._moving = threading.RLock()  # another thread may have held it
+        progress.cut_off()
 
 
 os.register_at_fork(after_in_child=_in_child)
