@@ -212,15 +212,16 @@ class NodeMemory:
                 os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
         except OSError as error:
             problem = f"rank 0: {error}"
-        path, mark = self.comm.bcast((_path(descriptor), mark))
+        path, mark = self.comm.bcast((None if problem else _path(descriptor), mark))
         try:
-            descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
-            # In another container or on another host, it may be any file of the program's.
-            if os.pread(descriptor, len(mark), sum(lengths)) != mark:
-                raise OSError(f"{path} is another file here")
-            memory = Mapping(_path(descriptor), sum(lengths))
+            if path is not None:
+                descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
+                # In another container or on another host, it may be any file of the program's.
+                if os.pread(descriptor, len(mark), sum(lengths)) != mark:
+                    raise OSError(f"{path} is another file here")
+                memory = Mapping(_path(descriptor), sum(lengths))
         except OSError as error:
-            problem = problem or f"rank {self.rank}: {error}"
+            problem = f"rank {self.rank}: {error}"
         try:
             self._agree(problem)
             begins = [0, *accumulate(lengths[:-1])]

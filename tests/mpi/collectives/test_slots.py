@@ -173,7 +173,8 @@ def test_a_rank_that_gets_no_more_files_says_so(monkeypatch, caplog):
     monkeypatch.setattr(shared_memory, "anonymous", refused)
     with Communicator(MPI.COMM_WORLD) as comm:
         expect_sum(comm, np.zeros(10_000), "ring")
-    assert "cannot share memory: rank 0: [Errno 24] Too many open files" in caplog.text
+    told = "slots: rank 0: the ranks cannot share memory: rank 0: [Errno 24] Too many open files"
+    assert caplog.messages == [f"messages instead of slots: {told}"]
 
 
 def through(comm, collective, count, dtype=np.float64):
