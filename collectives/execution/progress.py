@@ -78,7 +78,10 @@ class Progress:
         plans: running plans of this communicator, in the order of their starts.
         left: why no further collective can be relied upon, and what to do; empty if all can.
         traffic: counts of the plans that are bound from now on, if anybody counts.
+        in_child: whether this process was forked by a rank.
     """
+
+    in_child = False
 
     def __init__(self) -> None:
         self.plans: list[Moving] = []
@@ -87,7 +90,7 @@ class Progress:
         # A thread may wait for a plan while the one that started it moves it along.
         self._moving = threading.RLock()
         _LIVE.add(self)
-        if _Child.is_one:
+        if self.in_child:
             self.cut_off()
 
     @property
@@ -166,17 +169,11 @@ class Progress:
             raise CollectiveError(self.left)
 
 
-class _Child:
-    """This process, if a rank has forked it."""
-
-    is_one = False
-
-
 _LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
-    _Child.is_one = _Child.is_one or bool(_LIVE)
+    Progress.in_child = Progress.in_child or bool(_LIVE)
     for progress in _LIVE:
         progress.cut_off()
 
