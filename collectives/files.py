@@ -1,5 +1,6 @@
-"""Files that are written while others read them, and files that may have no end."""
+"""Files that are written while others read them, that may have no end, or that have no name."""
 
+import ctypes
 import errno
 import os
 import secrets
@@ -10,6 +11,8 @@ from pathlib import Path
 #: A file cannot be replaced in its folder, and may be writable itself: one that is mounted alone.
 _NOT_REPLACED = (errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV)
 
+#: Of a descriptor that programs started later do not inherit (``linux/memfd.h``).
+_CLOSED_IN_OTHERS = 1
 #: Links that follow one another before the system gives up.
 _LINKS = 40
 
@@ -70,6 +73,24 @@ def read_regular(path: Path) -> bytes:
     """The contents of a file; errors of :func:`check_regular`, as reading a FIFO may never end."""
     check_regular(path)
     return path.read_bytes()
+
+
+def anonymous(name: str) -> int:
+    """A descriptor of a new file in memory, which no folder has and only ``/proc`` calls ``name``.
+
+    ``os.memfd_create`` is missing where Python was built beside an older C library than it runs
+    on, as conda's and uv's are.
+
+    Raises:
+        OSError: there is no more of such files, or this C library makes none.
+    """
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
+    if create is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), "memfd_create")
+    descriptor: int = create(name.encode(), _CLOSED_IN_OTHERS)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "memfd_create")
+    return descriptor
 
 
 def is_stream(path: Path) -> bool:

@@ -265,6 +265,13 @@ class _ReduceLocal:
     def __init__(self, op: MPI.Op, datatype: MPI.Datatype) -> None:
         self.op = op
         self.datatype = datatype
+        if op.is_predefined:  # a run would raise in the middle: MAXLOC has pairs, and no numbers
+            item = np.zeros(datatype.extent, np.uint8)
+            try:
+                op.Reduce_local([item, 1, datatype], [item.copy(), 1, datatype])
+            except MPI.Exception:
+                name = datatype.name or "this type"
+                raise InvalidBuffer(f"MPI defines no {_name(op)} on {name}") from None
 
     def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
         result = right.copy()

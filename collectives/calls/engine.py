@@ -52,6 +52,7 @@ class Engine:
         self.library: Any = MPI.Intracomm
         self.resources = Resources(comm, settings)
         self.comm, self.progress = comm, self.resources.progress
+        self.progress.expect_rank()
         timeout = settings.timeout
         self.watchdog = extras.Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         #: Watches blocks that wait for other ranks; see :meth:`watch`.

@@ -101,6 +101,7 @@ class NativePlan:
 
     def _enter(self) -> None:
         """A run begins."""
+        self._progress.expect_rank()
         if self._traffic is not None:
             self._traffic.leave()
         if self._before is not None:

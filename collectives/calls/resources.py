@@ -295,7 +295,10 @@ class Resources:
         every = self.gathered((own, mine))
         told = [(rank, one) for rank, (one, _) in enumerate(every) if one]
         if told:
-            problems = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in told[:3])
+            first: dict[str, int] = {}
+            for rank, (text, _) in told:
+                first.setdefault(text, rank)
+            problems = "; ".join(f"rank {rank}: {text}" for text, rank in [*first.items()][:3])
             kind = MemoryError if all(lacks for _, (_, lacks) in told) else InvalidBuffer
             raise kind(f"{what}: {problems}")
         return [word for _, word in every]

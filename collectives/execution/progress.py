@@ -55,6 +55,19 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
+class _Forked:
+    """What is under way in a forked child: nothing that it could end."""
+
+    def __init__(self) -> None:
+        self.among: list[Moving] = []
+
+    def Test(self) -> bool:
+        raise CollectiveError(FORKED)
+
+    def abandon(self) -> None:
+        """Nothing to give up."""
+
+
 class Progress:
     """The plans of one communicator that are under way.
 
@@ -65,7 +78,10 @@ class Progress:
         plans: running plans of this communicator, in the order of their starts.
         left: why no further collective can be relied upon, and what to do; empty if all can.
         traffic: counts of the plans that are bound from now on, if anybody counts.
+        in_child: whether this process was forked by a rank.
     """
+
+    in_child = False
 
     def __init__(self) -> None:
         self.plans: list[Moving] = []
@@ -74,6 +90,8 @@ class Progress:
         # A thread may wait for a plan while the one that started it moves it along.
         self._moving = threading.RLock()
         _LIVE.add(self)
+        if self.in_child:
+            self.cut_off()
 
     @property
     def here(self) -> list[Moving]:
@@ -109,7 +127,8 @@ class Progress:
 
     def drain(self) -> None:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
-        the middle, nobody knows whether the others can end."""
+        the middle, nobody knows whether the others can end.  Errors of :meth:`expect_rank`."""
+        self.expect_rank()
         while self.plans and not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
             self.advance()
 
@@ -126,10 +145,22 @@ class Progress:
             "Communicator that all ranks make"
         )
 
+    def cut_off(self) -> None:
+        """In a child that was forked: no call is left to the MPI library unseen either."""
+        self.left, self._moving = FORKED, threading.RLock()  # another thread may have held it
+        _HERE.plans.clear()
+        self.plans[:] = [_Forked()]
+
     def keep(self, used: object) -> None:
         """Keeps memory that an abandoned collective may still read and write."""
         if self.left:
             _HERE.left.append(used)
+
+    def expect_rank(self) -> None:
+        """Raises :class:`CollectiveError` in a child that was forked, which may not even call the
+        MPI library's own."""
+        if self.left is FORKED:
+            raise CollectiveError(FORKED)
 
     def expect_whole(self) -> None:
         """Raises :class:`CollectiveError` once a collective was left in the middle, as this rank's
@@ -142,9 +173,9 @@ _LIVE: "weakref.WeakSet[Progress]" = weakref.WeakSet()
 
 
 def _in_child() -> None:
+    Progress.in_child = Progress.in_child or bool(_LIVE)
     for progress in _LIVE:
-        progress.left = FORKED
-        progress._moving = threading.RLock()  # another thread may have held it
+        progress.cut_off()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.files import anonymous
 from mpitrain.arrays import Shape
 from mpitrain.data.dataset import Indexed, Samples
 
@@ -19,7 +20,7 @@ class Slot:
     """Memory that a process and its reader share, and that either of them may enlarge."""
 
     def __init__(self, size: int) -> None:
-        self._file = os.fdopen(os.memfd_create("samples"), "r+b")
+        self._file = os.fdopen(anonymous("samples"), "r+b")
         self._file.truncate(size)
         self._memory = mmap.mmap(self._file.fileno(), size)
 

@@ -126,6 +126,19 @@ ENDS = {
         "any",
         ["ConfigError: of one rank", "The other ranks have not failed within 5 s"],
     ),
+    "a status where no file can be opened any more": (
+        """
+        import resource
+
+        with abort_on_exception(comm):
+            if comm.rank == 1:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+                sys.exit(3)
+            comm.Barrier()
+        """,
+        3,
+        [],
+    ),
     "a status": (
         """
         with abort_on_exception(comm):

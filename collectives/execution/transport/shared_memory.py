@@ -3,7 +3,6 @@
 import mmap
 import os
 import platform
-from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -23,6 +22,7 @@ from collectives.execution.transport.flags import BLOCKING, MEETING, Flag, RunCo
 from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.windows import Moved, Place, Window, Windows
+from collectives.files import anonymous
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -206,17 +206,20 @@ class NodeMemory:
                 f"{there}"
             )
         descriptor, problem, mark = -1, None, os.urandom(16)
-        with suppress(OSError):  # found when it is read below
-            if self.rank == 0:
-                descriptor = os.memfd_create("collectives")
-                os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
-        path, mark = self.comm.bcast((_path(descriptor), mark))
         try:
-            descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
-            # In another container or on another host, it may be any file of the program's.
-            if os.pread(descriptor, len(mark), sum(lengths)) != mark:
-                raise OSError(f"{path} is another file here")
-            memory = Mapping(_path(descriptor), sum(lengths))
+            if self.rank == 0:
+                descriptor = anonymous("collectives")
+                os.pwrite(descriptor, mark, sum(lengths))  # behind all segments
+        except OSError as error:
+            problem = f"rank 0: {error}"
+        path, mark = self.comm.bcast((None if problem else _path(descriptor), mark))
+        try:
+            if path is not None:
+                descriptor = os.open(path, os.O_RDWR) if self.rank != 0 else descriptor
+                # In another container or on another host, it may be any file of the program's.
+                if os.pread(descriptor, len(mark), sum(lengths)) != mark:
+                    raise OSError(f"{path} is another file here")
+                memory = Mapping(_path(descriptor), sum(lengths))
         except OSError as error:
             problem = f"rank {self.rank}: {error}"
         try:

@@ -389,7 +389,15 @@ def test_a_forked_child_cannot_take_part_in_a_collective(comm):
         lambda: comm.Allreduce(MPI.IN_PLACE, plain, algorithm="ring"),
         lambda: comm.Iallreduce(MPI.IN_PLACE, np.ones(3), algorithm="ring"),
         lambda: started.Start(),
+        # These the MPI library would take for its parent's.
+        lambda: comm.Allreduce(MPI.IN_PLACE, np.ones(3)),
+        lambda: comm.Iallreduce(MPI.IN_PLACE, np.ones(3)),
+        lambda: comm.allreduce(1),
+        comm.Barrier,
+        comm.Dup,
+        lambda: Communicator(MPI.COMM_WORLD),
     )
+    comm.Allreduce(MPI.IN_PLACE, np.ones(3))
     expect_sum(comm, shared, "direct")
     expect_sum(comm, plain, "ring")
     child = os.fork()

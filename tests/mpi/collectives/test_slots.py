@@ -1,5 +1,6 @@
 """Slots of ordinary arrays: drawn calls and plans in turns, and lives that end in between."""
 
+import errno
 import os
 import random
 
@@ -17,11 +18,11 @@ from collectives.calls.native import library
 from collectives.calls.resources import Resources
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
-from collectives.execution.transport import slots
+from collectives.execution.transport import shared_memory, slots
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory
 from tests.cases import slow_case
-from tests.mpi.collectives.forms import FORMS, expect_well, run, sent, total, wanted
+from tests.mpi.collectives.forms import FORMS, expect_sum, expect_well, run, sent, total, wanted
 from tests.mpi.collectives.forms import METHODS as NAMES
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -155,6 +156,26 @@ def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tm
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         assert (items == comm.size + total(comm)).all()
     assert not any(file.read_bytes())
+
+
+def test_a_python_that_was_built_for_an_older_c_library(monkeypatch, through_slots):
+    """As conda's and uv's: it lacks the function that makes anonymous files."""
+    monkeypatch.delattr(os, "memfd_create")
+    with Communicator(MPI.COMM_WORLD) as comm:
+        expect_sum(comm, np.zeros(10_000), "ring")
+        expect_sum(comm, comm.empty(100), "ring")
+    assert through_slots == ["ring"]
+
+
+def test_a_rank_that_gets_no_more_files_says_so(monkeypatch, caplog):
+    def refused(_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(shared_memory, "anonymous", refused)
+    with Communicator(MPI.COMM_WORLD) as comm:
+        expect_sum(comm, np.zeros(10_000), "ring")
+    told = "slots: rank 0: the ranks cannot share memory: rank 0: [Errno 24] Too many open files"
+    assert caplog.messages == [f"messages instead of slots: {told}"]
 
 
 def through(comm, collective, count, dtype=np.float64):

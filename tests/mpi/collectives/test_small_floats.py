@@ -70,6 +70,15 @@ def test_bytes_and_letters_have_bits_and_no_sums(comm, algorithm):
     assert np.array_equal(numbers, np.ones(3))
 
 
+@pytest.mark.parametrize("op", [MPI.MAXLOC, MPI.MINLOC])
+def test_numbers_without_a_place_are_refused_before_the_ranks_meet(comm, op):
+    numbers = np.ones(20_000)
+    with pytest.raises(InvalidBuffer, match=r"MPI defines no M..LOC on MPI_DOUBLE"):
+        comm.Allreduce(MPI.IN_PLACE, numbers, op, algorithm="ring")
+    comm.Allreduce(MPI.IN_PLACE, numbers, algorithm="ring")
+    assert (numbers == comm.size).all()
+
+
 def test_without_ml_dtypes_sums_name_the_extra_and_copies_go_on(comm, monkeypatch):
     tensor = tensor_of(np.full(3, comm.rank + 1, ml_dtypes.bfloat16))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
