@@ -62,6 +62,7 @@ def test_blocks_are_of_kinds_that_are_tested(document):
     assert document.read_text().count("```") == 2 * len(blocks(document))
     for language, block in blocks(document):
         assert language in ("console", "bash", "python", "toml", "text", "")
+        assert "..." not in block.splitlines(), "output is whole, or its lines say what they are"
         typed = re.search(r"^(\w*\$|#) ", block, re.M) is not None
         assert typed == (language == "console") or language in ("bash", "python")
 
