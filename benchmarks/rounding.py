@@ -100,7 +100,7 @@ def rounding(options: argparse.Namespace) -> int:
         raise CollectiveError(f"sums of {dtype} are exact, or not looked at; name float or double")
     if options.spread > 30 or options.seed < 0:
         raise CollectiveError("--spread is at most 30, and --seed a number from 0 on")
-    wanted = names("allreduce") if options.algorithm == "all" else known(options.algorithm)
+    wanted = [*known(options.algorithm, names("allreduce")).values()]
     inputs = drawn(options.ranks, options.count, dtype, options.spread, options.seed)
     print(f"all-reduce of {options.count} x {dtype} on {options.ranks} ranks, last places from the")
     print("exact sum, rounded (Communicator(..., reproducible=True) gives that one)")

@@ -105,7 +105,7 @@ def of_file(path: Path) -> list[Algorithm]:
     """Algorithms :func:`over` the links of a file, whose name has a digest of them."""
     lanes = read(path)
     digest = sha256(lanes.tobytes()).hexdigest()[:6]
-    name = re.sub(r"\W", "_", f"links_{path.stem}_{digest}")
+    name = re.sub(r"\W", "_", f"spanning_trees_{path.stem}_{digest}")
     return [over(lanes, name, collective) for collective in ("allreduce", "broadcast")]
 
 

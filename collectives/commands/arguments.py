@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from collectives import extras
@@ -230,13 +230,16 @@ def in_words(options: argparse.Namespace) -> str:
     return f"network {options.topology}, {options.alpha:g} us, {options.bandwidth:g} GB/s"
 
 
-def known(text: str) -> list[str]:
-    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``.
+def known(text: str, every: Iterable[str] = ()) -> dict[str, str]:
+    """``"ring,mine.py:biring"`` -> ``{"ring": "ring", "biring": "biring"}``: names as they are
+    printed, and as they are registered; links of a file are printed as they were given.
 
-    Algorithms of files and packages are proved and registered.
+    Algorithms of files and packages are proved and registered; ``all`` stands for ``every``.
 
     Raises:
         UnknownAlgorithm: a file has no such algorithm.
         ScheduleError: an algorithm is wrong.
     """
-    return [extras.resolve(name) for name in split(text)]
+    given = (name for word in split(text) for name in (every if word == "all" else [word]))
+    found = [(name, extras.resolve(name)) for name in given]
+    return {name if ".txt" in name else registered: registered for name, registered in found}

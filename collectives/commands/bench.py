@@ -135,13 +135,11 @@ def algorithms(collective: str, text: str, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
     registered; ``uneven``: all are those that take unequal blocks."""
     usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
-    wanted: list[str] = []
-    for name in known(text):
-        wanted += usual if name == "all" else [name]
-    for name in wanted:
+    wanted = known(text, usual)
+    for name in wanted.values():
         if name not in ("auto", "native", "nccl"):
             find(collective, parse(name)[0])
-    return wanted if "native" in wanted else [*wanted, "native"]
+    return [*wanted] if "native" in wanted else [*wanted, "native"]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
-    wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
+    wanted = known(options.algorithm, names(options.collective))
     if not wanted:
         raise UnknownAlgorithm("--algorithm names none; give names, or all")
     what = f"{options.collective} of {options.bytes} bytes"
@@ -76,8 +76,8 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     for count in options.ranks:
         machine = Machine(network(options, count), ports=options.ports)
         line = f"{count:>7}"
-        for name in wanted:
-            seconds = _simulated(options, name, count, machine)
+        for name, registered in wanted.items():
+            seconds = _simulated(options, registered, count, machine)
             if seconds is not None:
                 table[name].append((count, seconds))
             line += f"{'-' if seconds is None else f'{1e3 * seconds:.3f}':>{widths[name]}}"
@@ -87,7 +87,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if tree and not any("segments" in name for name in wanted):
         print(
             "whole buffers go from rank to rank; only segments fill the links of trees and chains, "
-            f"as in --algorithm {tree}:segments=16"
+            f"as in --algorithm {tree}{',' if ':' in tree else ':'}segments=16"
         )
     if options.plot:
         _picture(table, title, options.plot)
@@ -138,22 +138,24 @@ def cost(options: argparse.Namespace) -> int:
     which, p, m = options.collective, options.ranks, options.bytes
     machine = Machine(network(options, p), model.gamma)
     print(f"{which} of {m} bytes on {p} ranks, {in_words(options)}, one-port; microseconds")
-    print(f"{'algorithm':<20}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula (flat)")
     closed = {one.algorithm: one for one in FORMULAS if which == "allreduce"}
+    wanted = known(f"all,{options.algorithm}", closed or names(which))
+    width = max(20, *(2 + len(name) for name in wanted))
+    print(f"{'algorithm':<{width}}{'formula':>11}{'simulated':>11}{'textbook':>11}  formula (flat)")
     notes = ['textbook: A. Rodriguez, "Deep Learning Systems", 2020'] if closed else []
-    for name in [*(closed or names(which)), *known(options.algorithm)]:
-        seconds = _simulated(options, name, p, machine)
+    for name, registered in wanted.items():
+        seconds = _simulated(options, registered, p, machine)
         simulated = "-" if seconds is None else f"{1e6 * seconds:.1f}"
         formula = closed.get(name)
         if formula is None:
-            print(f"{name:<20}{'-':>11}{simulated:>11}{'-':>11}  no closed form")
+            print(f"{name:<{width}}{'-':>11}{simulated:>11}{'-':>11}  no closed form")
             continue
         holds = not formula.powers_only or log2(p).is_integer()
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if holds else "-"
         textbook = formula.book_seconds
         book = f"{1e6 * textbook(model, m, p):.1f}" if textbook else "-"
         told = formula.text + (f"; textbook: {formula.book}" if formula.book else "")
-        print(f"{name:<20}{ours:>11}{simulated:>11}{book:>11}  {told}")
+        print(f"{name:<{width}}{ours:>11}{simulated:>11}{book:>11}  {told}")
         if formula.difference:
             notes.append(f"{name}: {formula.difference}")
     print("\n".join(["", *notes]))

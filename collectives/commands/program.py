@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from collectives.about import version
+from collectives.errors import hint
 
 #: Errors of a write without room, or on a device that fails.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -22,6 +23,27 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(version(parser.prog.removeprefix("python -m ")))
         parser.exit()
+
+
+class _Command(argparse.ArgumentParser):
+    """A command, which refuses unknown words itself: with its own usage, and the nearest option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known = self._option_string_actions
+        words = args[: args.index("--")] if "--" in args else args
+        has_rest = any(one.nargs == argparse.REMAINDER for one in self._actions)
+        # Before the value of one is taken for the command's first word.
+        for option in () if has_rest else (word.partition("=")[0] for word in words):
+            if option.startswith("--") and not any(one.startswith(option) for one in known):
+                self._refuse(option)
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self._refuse(" ".join(left))
+        return found, left
+
+    def _refuse(self, words: str) -> None:
+        near = hint(words.partition("=")[0], self._option_string_actions, "options are")
+        self.error(f"unrecognized arguments: {words}; {near}")
 
 
 class Commands(argparse._SubParsersAction):
@@ -42,7 +64,9 @@ def add_commands(parser: argparse.ArgumentParser, **options: Any) -> Commands:
         parser: the program's.
         options: keyword arguments of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
-    made = parser.add_subparsers(action=Commands, required=True, metavar="COMMAND", **options)
+    made = parser.add_subparsers(
+        parser_class=_Command, action=Commands, required=True, metavar="COMMAND", **options
+    )
     return cast(Commands, made)
 
 

@@ -11,7 +11,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_gather
+from torch.distributed._functional_collectives import all_gather_single  # from torch 2.13 on
 from torch.nn import Linear, ReLU, Sequential
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
@@ -45,9 +45,9 @@ def main() -> None:
         own = views.tensor_split(size, dim=1)[rank]
         # One pass: a DistributedDataParallel takes one forward pass before each backward pass.
         first, second = net(own.flatten(0, 1)).chunk(2)
-        # Every rank has the loss of the whole batch, and all_gather's gradient is the sum of all
-        # ranks', so that the mean of DistributedDataParallel is one process's gradient.
-        loss = loss_of(torch.cat(all_gather(first)), torch.cat(all_gather(second)))
+        # Every rank has the loss of the whole batch, and all_gather_single's gradient is the sum of
+        # all ranks', so that the mean of DistributedDataParallel is one process's gradient.
+        loss = loss_of(*(all_gather_single(view, 0, dist.group.WORLD) for view in (first, second)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

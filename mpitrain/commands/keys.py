@@ -17,14 +17,14 @@ _LEFT = 30
 
 
 def keys(name: str | None, *, as_markdown: bool = False) -> None:
-    """Prints a table, or all: laid out in a terminal, and elsewhere a line for each key.
+    """Prints tables or a key: laid out in a terminal, and elsewhere a line for each key.
 
     Args:
-        name: name of the table.
+        name: name of a table or of a key, as ``"optim"``, ``"optim.lr"`` or ``"lr"``; None: all.
         as_markdown: prints all tables as a page in Markdown, with its introduction.
 
     Raises:
-        ConfigError: there is no such table.
+        ConfigError: there is no such table or key.
     """
     chosen = _chosen(name)
     if as_markdown:
@@ -49,11 +49,15 @@ def _chosen(name: str | None) -> list[Table]:
     found = tables()
     if name is None:
         return found
-    known = [table.name for table in found]
     asked = name.strip("[]")
-    if asked not in known:
-        raise ConfigError(f"a job file has no table {asked!r}; {hint(asked, known)}")
-    return [table for table in found if table.name in (asked, f"{asked}.groups")]
+    if whole := [table for table in found if table.name in (asked, f"{asked}.groups")]:
+        return whole
+    named = [(t, [k for k in t.keys if asked in (k.name, f"{t.name}.{k.name}")]) for t in found]
+    if chosen := [table._replace(text=[], keys=keys) for table, keys in named if keys]:
+        return chosen
+    known = [f"{t.name}.{k.name}" for t in found for k in t.keys] if "." in asked else []
+    known += [table.name for table in found]
+    raise ConfigError(f"a job file has no table or key {asked!r}; {hint(asked, known)}")
 
 
 def _assigned(key: Key) -> str:

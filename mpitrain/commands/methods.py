@@ -31,7 +31,7 @@ def add(commands: "Commands") -> None:
         "names",
         nargs="*",
         metavar="METHOD",
-        help="methods, or beginnings of their names: print whether these go together (all pairs)",
+        help="methods, or beginnings of their names or keys: print whether these go together (all)",
     )
     parser.add_argument("--markdown", action="store_true", help="print a page in Markdown")
     parser.set_defaults(act=methods)
@@ -54,9 +54,10 @@ def methods(options: argparse.Namespace) -> None:
 
 
 def _named(name: str) -> list[Method]:
-    """The method of this name, or those whose names begin with it."""
+    """The method of this name, or those whose names, else whose keys begin with it."""
     known = {method.name: method for method in _ROWS}
-    if found := [known[name]] if name in known else [m for m in _ROWS if m.name.startswith(name)]:
+    named = [known[name]] if name in known else [m for m in _ROWS if m.name.startswith(name)]
+    if found := named or [m for m in _ROWS if any(key.startswith(name) for key in m.sets)]:
         return found
     raise ConfigError(f"there is no method {name!r}; {hint(name, known)}")
 

@@ -42,7 +42,8 @@ def add(commands: "Commands") -> None:
     parser = commands.add_parser(
         "keys", help="print the keys of a job file: defaults, values, meanings"
     )
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
+    which = "a table or a key, as optim or optim.lr (all)"
+    parser.add_argument("table", nargs="?", metavar="NAME", help=which)
     parser.add_argument("--markdown", action="store_true", help="print a page in Markdown")
     parser.set_defaults(
         act=lambda options: extras.keys(options.table, as_markdown=options.markdown)

@@ -22,6 +22,16 @@ from mpitrain.config.validation import Config
 
 Kind = TypeVar("Kind")
 
+#: Words for msgspec's names of types.
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
 
@@ -81,12 +91,21 @@ def converted(tables: dict[str, Any], kind: type[Kind]) -> Kind:
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
+        reason = re.sub(r"^Expected `(.+?)`", _expected, reason)
         if not where:
             raise ConfigError(reason) from error
         given = _given(tables, where)
         if isinstance(given, str | int | float | list | dict | None):
             reason = f"{reason.partition(', got ')[0]}, got {reprlib.repr(given)}"
+        if isinstance(given, dict) and "a list" in reason:
+            reason += f"; each table of a list has a header of its own, [[{where}]]"
         raise ConfigError(f"{where}: {reason}") from error
+
+
+def _expected(found: re.Match[str]) -> str:
+    """msgspec's ``Expected `int | null` `` in words."""
+    words = [_WORDS[name] for name in found[1].split(" | ") if name in _WORDS]
+    return f"expected {' or '.join(words)}" if words else found[0]
 
 
 def _given(tables: Any, place: str) -> Any:

@@ -20,7 +20,7 @@ pytestmark = [scratch, needs_launcher]
 def run(folder, ranks, *arguments):
     """Output of ``python arguments`` on ``ranks`` ranks, started in ``folder``."""
     done = programs.run(folder, *arguments, ranks=ranks, seconds=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     return done.stdout
 
 

@@ -63,6 +63,7 @@ def test_blocks_are_of_kinds_that_are_tested(document):
     assert document.read_text().count("```") == 2 * len(blocks(document))
     for language, block in blocks(document):
         assert language in ("console", "bash", "python", "toml", "text", "")
+        assert "..." not in block.splitlines(), "output is whole, or its lines say what they are"
         typed = re.search(r"^(\w*\$|#) ", block, re.M) is not None
         assert typed == (language == "console") or language in ("bash", "python")
 
@@ -179,6 +180,13 @@ def test_the_ring_that_is_shown_is_the_ring():
     assert len(code(shown)) == 3
 
 
+def test_the_plan_that_is_shown_is_printed(capsys):
+    text = (ROOT / "docs/cluster.md").read_text()
+    command, *shown = text[text.index("mpitrain plan ") :].partition("\n```")[0].splitlines()
+    assert mpitrain(command.partition(" |")[0].split()[1:]) == 0
+    assert capsys.readouterr().out.splitlines()[: len(shown)] == shown
+
+
 def test_commands_can_be_typed():
     wrong = {}
     for words, where in COMMANDS.items():
@@ -232,7 +240,7 @@ def check(words):
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
         more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln pjsub spack"
-        assert name in f"{known} {more} nvidia-cuda-mps-control".split(), f"what is {name}?"
+        assert name in f"{known} {more} head nvidia-cuda-mps-control".split(), f"what is {name}?"
 
 
 def check_options(name, words):

@@ -106,6 +106,11 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
         ("bench allreduce -T 0", "'0' is no number above 0"),
         ("bench allreduce -T nan", "'nan' is no number above 0"),
         ("bench allreduce --peak 0GB/s", "'0GB/s' is no bandwidth; write 25GB/s"),
+        (
+            "simulate --bandwith 3",
+            "simulate: error: unrecognized arguments: --bandwith; did you mean '--bandwidth'?",
+        ),
+        ("verify allreduce ring", "verify: error: unrecognized arguments: ring; options are -h"),
         ("simulate --topology rings", "'rings' is no network; there are flat, "),
         ("verify ring", "'ring' is an algorithm; write --algorithm ring"),
         ("bench allreduce --min-busbw nan", "'nan' is no finite number from 0 on"),

@@ -189,7 +189,10 @@ def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
     line = f"simulate -n 8 -b 64M --ports multi --topology {tmp_path}/ring.txt --algorithm"
     np.savetxt(tmp_path / "ring.txt", named("ring", 8), "%d")
     assert main([*line.split(), f"ring,direct,spanning_trees:links={tmp_path}/ring.txt"]) == 0
-    ring, direct, trees = map(float, capsys.readouterr().out.splitlines()[-1].split()[1:4])
+    _, names, row, told = capsys.readouterr().out.splitlines()
+    assert names.split() == ["ranks", "ring", "direct", f"spanning_trees:links={tmp_path}/ring.txt"]
+    assert told.endswith(f" spanning_trees:links={tmp_path}/ring.txt,segments=16")
+    ring, direct, trees = map(float, row.split()[1:4])
     assert ring < direct and trees > 0
 
 

@@ -67,10 +67,22 @@ def test_defaults_and_values_are_in_words(place, default, values):
     assert key(table, name)[1:3] == (values, default)
 
 
-def test_a_table_that_there_is_not_is_one_sentence(capsys):
-    assert main(["keys", "optm"]) == 2
-    told = capsys.readouterr().err
-    assert told == "mpitrain: a job file has no table 'optm'; did you mean 'optim'?\n"
+@pytest.mark.parametrize(
+    ("name", "printed", "refused"),
+    [
+        ("optim.lr", ["optim.lr"], ""),
+        ("kind", ["model.kind", "sync.kind"], ""),
+        ("optm", [], "'optm'; did you mean 'optim'?"),
+        ("optim.lrr", [], "'optim.lrr'; did you mean 'optim.lr'?"),
+    ],
+)
+def test_a_key_is_printed_and_one_that_there_is_not_refused(name, printed, refused, capsys):
+    assert main(["keys", name]) == (2 if refused else 0)
+    told = capsys.readouterr()
+    assert [line.partition(" = ")[0] for line in told.out.splitlines()] == printed
+    assert told.err == ("mpitrain: a job file has no table or key " + refused + "\n") * bool(
+        refused
+    )
 
 
 def test_keys_need_no_mpi():

@@ -83,6 +83,10 @@ def test_the_page_has_the_table_behind_its_introduction(capsys, monkeypatch):
             ["local", "zero"],
             [f"local + zero-{n}: no. sync.kind: local SGD needs all" for n in (1, 2, 3)],
         ),
+        (
+            ["compress.sparse", "adam"],
+            ['pruned-ring + adam: yes, with compress.codec = "topk", compress.s'],
+        ),
         (["zero-1", "zero-2"], ["a job has one or the other: parallel.zero is one of 1 and 2"]),
         (["adam", "momentum"], ["the others take the place of sgd with momentum"]),
         (["batch-norm", "server"], ["no. server.ranks: batch norm needs forward passes of all"]),

@@ -242,7 +242,7 @@ def test_a_message_is_its_header_and_its_numbers():
         (["server.correct=predict", "optim.momentum=0"], "server.correct: predict looks ahead"),
         (["server.quorum=0.5"], "server.quorum: one server leaves out late pushes; set ranks = 1"),
         (["server.correct=rate"], "server.correct = 'rate' has gone; set a smaller server.bound"),
-        (["server.bound=-2"], "server.bound: Expected `int` >= -1"),
+        (["server.bound=-2"], "server.bound: expected a whole number >= -1"),
         (["server.bound=many"], "server.bound = 'many': unknown value; expected one of"),
         (["server.servers=2"], "server.servers: unknown key"),
         (["compress.codec=bf16", "compress.start=3"], "compress.start: a push to a server is"),
