@@ -99,7 +99,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                loop = _loop(comm, config, span=trace.span, stop=stop, go_on=go_on)
+                loop = loop_of_job(comm, config, span=trace.span, stop=stop, go_on=go_on)
                 parts = loop.parts
                 try:
                     with loop, trace.to_file(parts.comm, traced, Stopped):
@@ -151,7 +151,7 @@ def mark_ended(path: Path | None, *, ended: bool) -> None:
         ) from error
 
 
-def _loop(
+def loop_of_job(
     comm: Communicator,
     config: Config,
     schedule: Factor | None = None,
@@ -179,7 +179,7 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
     config = replace(load_once(comm, options), server=Server(), sync=Sync())
-    with _loop(comm, config) as loop:
+    with loop_of_job(comm, config) as loop:
         found = resume(loop.parts)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
