@@ -30,7 +30,7 @@ from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, together
+from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, logged_once, together
 from mpitrain.run import train as run_training
 from mpitrain.start import start
 from mpitrain.training import evaluation
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
         show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
-                with limit_blas_threads(comm), all_or_nobody(comm):
+                with limit_blas_threads(comm), logged_once(comm), all_or_nobody(comm):
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
