@@ -208,6 +208,16 @@ def unmasked(samples):
     return {**named, "kept": torch.ones_like(named["kept"])}, *rest
 
 
+class Even(Lines):
+    def length(self, index):
+        return 5
+
+
+def mixed(samples):
+    named, *rest = pad(samples)
+    return {**named, "words": named["words"].flip(0)}, *rest
+
+
 class Rare(Lines):
     """Only samples that a look at a few of all passes over are longer."""
 
@@ -252,6 +262,8 @@ REFUSED = [
     (of(torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)),
      ConfigError, "padding has a part in it"),
     (of(loader_of(Buckets, unmasked)) | {"model": silent}, ConfigError, "padding has a part in it"),
+    (of(torch.utils.data.DataLoader(Even(50, 1), 12, collate_fn=mixed)),
+     DataError, "collate_fn gives other inputs for samples 0 and 49 in one batch than for each"),
     (of(loader_of(Drawn)), DataError, "Drawn gives two orders of one epoch"),
     (of(loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))),
      DataError, r"collate_fn gives shape \(5,\); the first axis must be the 3 samples"),
