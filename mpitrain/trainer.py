@@ -18,7 +18,7 @@ from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks import GRACE_S
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import ClosedTogether, all_or_nobody, together
+from mpitrain.ranks.together import ClosedTogether, all_or_nobody, logged_once, together
 from mpitrain.run import expect_asked, trained
 from mpitrain.start import start
 from mpitrain.training.assemble import Hooks
@@ -135,7 +135,8 @@ class Trainer(ClosedTogether):
             optimizer=optimizer, cuts=cuts, splits=splits, schedule=schedule,
             classes=classes, collate_fn=collate_fn, clients=clients,
         )  # fmt: skip
-        with kept_generators(), all_or_nobody(whole):  # the program may fail on one rank
+        # The program may fail on one rank.
+        with kept_generators(), logged_once(whole), all_or_nobody(whole):
             job, objects, module = normalise(whole, config, given, settings)
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)

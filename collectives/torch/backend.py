@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1e-4
 _TAGS = 32000
 
 
-class _Group(Reductions, Copies):
+class Group(Reductions, Copies):
     """The part that both kinds have beside the operations.
 
     Args:
@@ -172,14 +172,14 @@ def _seconds(timeout: timedelta) -> float:
 
 
 _KINDS = (Calls, Reductions, Copies)
-hide_from_dynamo(_Group, *_KINDS, AnyWork, DoneWork, CollectiveWork, MessageWork)
+hide_from_dynamo(Group, *_KINDS, AnyWork, DoneWork, CollectiveWork, MessageWork)
 
 
-class MPIBackend(_Group, _Backend):
+class MPIBackend(Group, _Backend):
     """A backend under torch's own group; other devices' backends stand beside it."""
 
 
-class MPIProcessGroup(_Group, _ProcessGroup):
+class MPIProcessGroup(Group, _ProcessGroup):
     """The group itself, as torch before 2.14 knows no backend in Python."""
 
     group_name = group_desc = ""  # the class's own fail without a backend in C++
@@ -217,14 +217,14 @@ class MPIProcessGroup(_Group, _ProcessGroup):
         return False
 
 
-def backend_of(group: Any) -> _Group | None:
+def backend_of(group: Any) -> Group | None:
     """The backend of a group of torch's for tensors on the CPU; ``None`` if it is another one."""
     cpu = torch.device("cpu")
     found = group._get_backend(cpu) if cpu in group._device_types else None
-    return found if isinstance(found, _Group) else None
+    return found if isinstance(found, Group) else None
 
 
-def _world() -> _Group | None:
+def _world() -> Group | None:
     """The backend of torch's world, once there is one."""
     return backend_of(dist.group.WORLD) if dist.is_initialized() else None
 
@@ -285,7 +285,7 @@ def _in_child() -> None:
         raise CollectiveError(FORKED)
 
     for name in ("_submit", "_message", "monitored_barrier"):
-        setattr(_Group, name, refuse)
+        setattr(Group, name, refuse)
     globals()["create_group"] = refuse
 
 

@@ -15,7 +15,7 @@ from collectives.run.calls import Numbers
 from collectives.run.profile import Profile
 from collectives.run.record import CAME, WAITED, Recorder, Site
 from collectives.run.world import at_end
-from collectives.torch.backend import Calls, _Group
+from collectives.torch.backend import Calls, Group
 from collectives.torch.devices import tensors_of
 from collectives.torch.messages import MessageWork
 from collectives.torch.order import CollectiveWork, Order
@@ -33,7 +33,7 @@ def profile(file: str) -> None:
         (Calls, "__init__", watch.begin),
         (Calls, "_submit", watch.call),
         (Calls, "_message", watch.message),
-        (_Group, "monitored_barrier", watch.barrier),
+        (Group, "monitored_barrier", watch.barrier),
         (CollectiveWork, "get_future", watch.future),
         (Order, "help", watch.wait),
         (MessageWork, "wait", watch.wait),

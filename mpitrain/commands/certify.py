@@ -148,7 +148,7 @@ def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None
     install(ranks)
 
     def program() -> None:
-        loop = ranks._loop(cast(Any, MPI.COMM_WORLD), config)
+        loop = ranks.loop_of_job(cast(Any, MPI.COMM_WORLD), config)
         while loop.parts.steps_done < loop.parts.total_steps:
             list(loop.run_epoch(loop.parts.epoch))
 

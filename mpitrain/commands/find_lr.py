@@ -49,7 +49,7 @@ def run(comm: Communicator, options: argparse.Namespace) -> int:
 
     def make(comm: Communicator, job: Config, factor: Factor) -> Loop:
         # An optimiser of the program's own brings its rate, which would replace the job's.
-        return ranks._loop(comm, job, factor, {"optim": {"lr": job.optim.lr}})
+        return ranks.loop_of_job(comm, job, factor, {"optim": {"lr": job.optim.lr}})
 
     found = find(comm, config, make, **limits)
     if comm.rank == 0:

@@ -30,7 +30,7 @@ from mpitrain.ranks import shrink
 from mpitrain.ranks.same import expect_same
 from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, together
+from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0, logged_once, together
 from mpitrain.run import train as run_training
 from mpitrain.start import start
 from mpitrain.training import evaluation
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
         show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
-                with limit_blas_threads(comm), all_or_nobody(comm):
+                with limit_blas_threads(comm), logged_once(comm), all_or_nobody(comm):
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
@@ -99,7 +99,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                loop = _loop(comm, config, span=trace.span, stop=stop, go_on=go_on)
+                loop = loop_of_job(comm, config, span=trace.span, stop=stop, go_on=go_on)
                 parts = loop.parts
                 try:
                     with loop, trace.to_file(parts.comm, traced, Stopped):
@@ -151,7 +151,7 @@ def mark_ended(path: Path | None, *, ended: bool) -> None:
         ) from error
 
 
-def _loop(
+def loop_of_job(
     comm: Communicator,
     config: Config,
     schedule: Factor | None = None,
@@ -179,7 +179,7 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
     config = replace(load_once(comm, options), server=Server(), sync=Sync())
-    with _loop(comm, config) as loop:
+    with loop_of_job(comm, config) as loop:
         found = resume(loop.parts)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")

@@ -76,7 +76,7 @@ def _tell(cluster: VirtualCluster, folder: Path, where: str) -> None:
 
 def _hook(profile: Sequence[LayerProfile] | None) -> None:
     """Let the ranks' times count from the first step, and passes cost what the profile says."""
-    train, loop = ranks.run_training, ranks._loop
+    train, loop = ranks.run_training, ranks.loop_of_job
 
     def training(*given: Any, **named: Any) -> Any:
         here().spent = dict.fromkeys(here().spent, 0.0)
@@ -90,7 +90,7 @@ def _hook(profile: Sequence[LayerProfile] | None) -> None:
 
     ranks.run_training = training
     if profile is not None:
-        ranks._loop = costed  # type: ignore[assignment]
+        ranks.loop_of_job = costed  # type: ignore[assignment]
 
 
 class _Costs:

@@ -53,7 +53,7 @@ def choose(config: Config, comm: Communicator) -> Device:
         log.info("run.device = 'auto' is cpu: %s", reason)
         return HOST
     sharing = Counter(one.identity for one in found)
-    if comm.rank == 0 and (most := max(sharing.values())) > 1:
+    if (most := max(sharing.values())) > 1:
         log.warning(
             "%d ranks share %d GPUs, up to %d ranks one: each computes in its turn",
             comm.size, len(sharing), most,

@@ -1,11 +1,13 @@
 """Errors of one rank become errors of all ranks, so that nobody waits for a rank that left."""
 
+import logging
 import os
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
@@ -23,6 +25,9 @@ class SharedError(RuntimeError):
 T = TypeVar("T")
 #: Packages whose classes of errors exist on all ranks.
 _OURS = ("collectives", "mpitrain")
+#: Whether this rank, which may be a thread, leaves the log to rank 0.
+_is_silent = ContextVar("_is_silent", default=False)
+logging.getLogger("mpitrain").addFilter(lambda line: not _is_silent.get())
 
 
 def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:
@@ -78,6 +83,16 @@ def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[
         return found, str(own)
     which = next(number for number, kind in enumerate(kinds) if isinstance(own, kind))
     return which, f"{found.__name__}: {own}"
+
+
+@contextmanager
+def logged_once(comm: MPI.Intracomm) -> Iterator[None]:
+    """Context in which rank 0 alone writes to the log, as all ranks would write the same."""
+    before = _is_silent.set(comm.rank != 0)
+    try:
+        yield
+    finally:
+        _is_silent.reset(before)
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Job:
         # A step reads and writes a parameter and its state, and reads its gradient.
         stepping = (3 + 2 * slots) * stored.itemsize / machine.stream
         if not is_counted and not self.optimizer.whole:
-            stepping = _step_seconds(self.optimizer, stored, config.parallel.bucket_bytes)
+            stepping = step_seconds(self.optimizer, stored, config.parallel.bucket_bytes)
         coding = 0.0
         if config.compress.codec != "none":
             # A codec reads and writes each number twice.
@@ -209,7 +209,7 @@ class _Line(NamedTuple):
         return min(max(0.0, unshared), 1.0), max(0.0, self.fixed - whole.fixed) / 3
 
 
-def _step_seconds(optimizer: "Optimizer", dtype: np.dtype, nbytes: int) -> float:
+def step_seconds(optimizer: "Optimizer", dtype: np.dtype, nbytes: int) -> float:
     """Seconds of an optimiser's step for a parameter, bucket by bucket, the best of some."""
     # As after a step's passes, no cache has the numbers of the next bucket.
     count = 1 << 20

@@ -100,12 +100,12 @@ def find(
         )
     parts = [step / (steps - 1) for step in range(steps)]
     values = [least ** (1 - part) * most**part for part in parts]  # most / least may be too large
-    with make(comm, _short(config, steps), lambda step: values[step] / config.optim.lr) as loop:
+    with make(comm, shortened(config, steps), lambda step: values[step] / config.optim.lr) as loop:
         tried, why = _run(loop, values)
     return RangeTest(tried, why)
 
 
-def _short(config: Config, steps: int) -> Config:
+def shortened(config: Config, steps: int) -> Config:
     """The job with this number of steps, a rate that a function gives, and no averages."""
     return replace(
         config,

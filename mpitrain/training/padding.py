@@ -66,7 +66,10 @@ class Padding:
         self._compare()
 
     def _choose(self, some: Array) -> None:
-        """Take the shortest and the longest of these samples, if they differ."""
+        """Take the shortest and the longest of these samples, if they differ.
+
+        Samples of one length must be in a batch what they are alone: DataError on all ranks.
+        """
         comm, train = self._parts.comm, self._parts.data.train
         mine = some[comm.rank :: comm.size].tolist()
         if isinstance(train, Streamed):  # each rank reads the whole stream up to its samples
@@ -74,14 +77,16 @@ class Padding:
         found = together(comm, lambda: [(_length(train[[i]]), i) for i in mine], DataError)
         every = [pair for pairs in comm.allgather(found) for pair in pairs]
         (least, short), (most, long) = min(every), max(every)
-        if least == most:
-            return
 
         def read() -> _Tried:
             apart = train[[short]], train[[long]]
-            return _Tried(train[[short, long]], apart, (short, long))
+            found = _Tried(train[[short, long]], apart, (short, long))
+            if least == most and not cast(Any, train).outline()[2]:  # which is told
+                _expect_alone(found, train[[short, long]])
+            return found
 
-        self._tried = together(comm, read, DataError)
+        tried = together(comm, read, DataError)
+        self._tried = tried if least < most else self._tried
 
     def _compare(self) -> None:
         if self._tried is None:
@@ -141,6 +146,20 @@ def _spread(numbers: Array) -> Array:
     """A few of these numbers, from the first to the last one."""
     places = np.linspace(0, len(numbers) - 1, min(_FEW, len(numbers)))
     return np.asarray(numbers)[places.astype(np.int64)]
+
+
+def _expect_alone(tried: _Tried, again: Samples) -> None:
+    """DataError: two samples are mixed in a batch, as by mixup, and each reading gives the same."""
+    for key, both in vars(tried.both).items():
+        alone = [getattr(one, key) for one in tried.apart]
+        apart, once = b"".join(one.tobytes() for one in alone), both.tobytes()
+        if once != apart and once == getattr(again, key).tobytes():
+            short, long = tried.numbers
+            raise DataError(
+                f"collate_fn gives other {key} for samples {short} and {long} in one batch than "
+                "for each alone, and each layout would have others; mix samples in the data set, "
+                "whose item may take another one, too"
+            )
 
 
 def _length(samples: Samples) -> int:

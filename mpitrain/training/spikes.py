@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config.tables import Run
 from mpitrain.metrics.records import Back, Resumed, Step
 from mpitrain.update.agreement import Diverged
@@ -64,8 +65,8 @@ class Spikes:
     def go_back(self, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
-        One that a spike follows once more may be bad, so that the one before it is taken then.
-        ``restore``: restores the newest checkpoint before a step.
+        One that a spike follows once more may be bad, so that the one before it is taken then, if
+        there is a whole one.  ``restore``: restores the newest checkpoint before a step.
 
         Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
         a step before the spike is left.
@@ -77,15 +78,23 @@ class Spikes:
                 "may help, or a larger run.spike_times",
                 step=last,
             ) from error
-        first = min([*self.streak, last])
+        first, refused = min([*self.streak, last]), list[str]()
         left_out, times = self.left_out, self.times + 1
-        found = restore(first)
+
+        def before(step: int) -> Resumed | None:
+            try:
+                return restore(step)
+            except CheckpointError as damaged:
+                refused.append(str(damaged))
+                return None
+
+        found = before(first)
         if found and found.step == self.back:
-            found = restore(found.step) or restore(first)
+            found = before(found.step) or before(first)
         if found is None:
+            told = "; ".join([*refused, "set checkpoint.keep to 2 or more"])
             raise type(error)(
-                f"{error}; no checkpoint before step {first} is left to go back to; set "
-                "checkpoint.keep to 2 or more",
+                f"{error}; no checkpoint before step {first} is left to go back to; {told}",
                 step=last,
             ) from error
         if run.on_spike != "repeat":
@@ -93,4 +102,4 @@ class Spikes:
             left_out = left_out | {*range(from_, last + 1)}
         self.left_out, self.times, self.streak, self.back = left_out, times, [], found.step
         again = sorted(number for number in left_out if number > found.step)
-        return Back(found.step, last, str(error), again, times, found.refused)
+        return Back(found.step, last, str(error), again, times, refused + found.refused)

@@ -27,7 +27,7 @@ def main() -> int:
     own, words = parser.parse_known_args()
     if words[1:3] == ["-m", "mpitrain"]:
         del words[:3]
-    make = ranks._loop
+    make = ranks.loop_of_job
     injectors: list[Injector] = []
 
     def with_fault(comm: Communicator, config: Config, **given: Any) -> Loop:
@@ -39,7 +39,7 @@ def main() -> int:
 
     if own.fault is None:
         return mpitrain(words)
-    with patch.object(ranks, "_loop", with_fault):
+    with patch.object(ranks, "loop_of_job", with_fault):
         return mpitrain(words)
 
 

@@ -203,6 +203,16 @@ def unmasked(samples):
     return {**named, "kept": torch.ones_like(named["kept"])}, *rest
 
 
+class Even(Lines):
+    def length(self, index):
+        return 5
+
+
+def mixed(samples):
+    named, *rest = pad(samples)
+    return {**named, "words": named["words"].flip(0)}, *rest
+
+
 class Rare(Lines):
     """Only samples that a look at a few of all passes over are longer."""
 
@@ -247,6 +257,8 @@ REFUSED = [
     (of(torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)),
      ConfigError, "padding has a part in it"),
     (of(loader_of(Buckets, unmasked)) | {"model": silent}, ConfigError, "padding has a part in it"),
+    (of(torch.utils.data.DataLoader(Even(50, 1), 12, collate_fn=mixed)),
+     DataError, "collate_fn gives other inputs for samples 0 and 49 in one batch than for each"),
     (of(loader_of(Drawn)), DataError, "Drawn gives two orders of one epoch"),
     (of(loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))),
      DataError, r"collate_fn gives shape \(5,\); the first axis must be the 3 samples"),
@@ -275,11 +287,15 @@ def test_batches_that_a_rank_divides_are_refused(comm, folder):
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_numbers_that_a_batch_draws_have_a_warning(comm, folder, caplog, draws):
+def test_numbers_that_a_batch_draws_have_a_warning_of_rank_0(comm, folder, caplog, draws):
     def noisy(samples):
         torch.rand(int(draws))
         return pad(samples)
 
-    with made(folder, **given(train_data=loader_of(Buckets, noisy))):
-        said = [one.message for one in caplog.records if "collate_fn draws" in one.message]
-        assert len(said) == (draws and comm.rank == 0)
+    caplog.set_level("INFO", "mpitrain")
+    with made(
+        folder, **given(train_data=loader_of(Buckets, noisy), model=lambda: Recurrent().eval())
+    ):
+        words = ("in eval() is trained", "collate_fn draws")
+        said = [sum(one in line for line in caplog.messages) for one in words]
+        assert said == ([1, draws] if comm.rank == 0 else [0, 0])

@@ -277,6 +277,36 @@ def test_values_of_the_past_are_nobodys(comm, folder):
             trainer.fit(on_record=one)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module, made: made.param_groups[0].update(lr=0.5),
+        lambda module, made: StepLR(made, 1).step(),
+        lambda module, made: module[0].requires_grad_(False),
+        lambda module, made: module.append(torch.nn.Tanh()),
+        lambda module, made: module.register_parameter("more", torch.nn.Parameter(torch.ones(3))),
+        lambda module, made: setattr(module[0], "bias", None),
+    ],
+)
+def test_what_the_trainer_has_taken_over_cannot_change(folder, change):
+    """Of the optimiser that the program has made last, the shadow's is one, too."""
+    made = []
+
+    def optimizer(parameters):
+        made.append(adamw(parameters))
+        return made[-1]
+
+    def act(record):
+        if isinstance(record, Step) and record.step == 3:
+            change(trainer.module, made[-1])
+
+    with (
+        job(folder, optimizer=optimizer, shadow=8) as trainer,
+        pytest.raises(RuntimeError, match=r"on_record changes (group 0|parameters or parts)"),
+    ):
+        trainer.fit(on_record=act)
+
+
 def test_what_a_program_asks_at_another_time_or_on_one_rank_is_refused(folder):
     with job(folder) as trainer:
         for ask in (lambda: trainer.end("now"), trainer.save):

@@ -6,7 +6,7 @@ import pytest
 
 from mpitrain.commands.find_lr import suggestion, table
 from mpitrain.config import expect_read, load
-from mpitrain.training.find_lr import RangeTest, Tried, _short
+from mpitrain.training.find_lr import RangeTest, Tried, shortened
 
 
 def found(losses):
@@ -36,4 +36,4 @@ def test_a_loss_that_has_not_fallen_suggests_nothing(losses):
 
 
 def test_the_short_job_sets_nothing_that_it_does_not_read():
-    expect_read(_short(load(Path("digits_mlp")), 10))
+    expect_read(shortened(load(Path("digits_mlp")), 10))

@@ -19,7 +19,7 @@ from mpitrain.search.axes import Axes
 from mpitrain.search.by_layer import cheapest
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
-from mpitrain.search.job import _step_seconds, load_job, with_layout
+from mpitrain.search.job import load_job, step_seconds, with_layout
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -285,7 +285,7 @@ def test_an_optimiser_is_timed_on_one_bucket_after_the_other():
         def take_step(self, p, g, state, number, rate, scale):
             seen.append((p.ctypes.data, (p.nbytes, state["mean"].nbytes)))
 
-    assert _step_seconds(Recorder(), np.dtype(np.float32), 1 << 16) > 0
+    assert step_seconds(Recorder(), np.dtype(np.float32), 1 << 16) > 0
     first = seen[: (1 << 22) >> 16]
     assert len({start for start, _ in first}) == len(first)
     assert {sizes for _, sizes in first} == {(1 << 16, 1 << 16)}

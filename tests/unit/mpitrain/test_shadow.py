@@ -220,6 +220,12 @@ class Tied(nn.Module):
         return self.leave(self.two(self.one(x).tanh()))
 
 
+def transposed():
+    module = plain()
+    module[0].weight = nn.Parameter(torch.ones(6, 8).T)
+    return module
+
+
 def autocast():
     return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
 
@@ -288,6 +294,7 @@ RIGHT = {
     "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
     "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
     "autocast": {"model": autocast},
+    "a transposed parameter": {"model": transposed},
 }  # fmt: skip
 
 

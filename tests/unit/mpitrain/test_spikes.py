@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config import Run
 from mpitrain.metrics.records import Resumed, Step
 from mpitrain.training.spikes import Spike, Spikes
@@ -19,17 +20,24 @@ def spike(losses, **keys):
     return None, spikes
 
 
-def test_a_spike_around_a_step_that_was_skipped_begins_at_its_first_loss():
+@pytest.mark.parametrize(
+    ("before", "steps", "refused"),
+    [(-1, [3], []), (2, [3, 2, 3], ["an older one"])],
+    ids=["once", "again, and what is older is damaged"],
+)
+def test_a_spike_around_a_step_that_was_skipped_begins_at_its_first_loss(before, steps, refused):
     error, spikes = spike({1: 1.0, 2: 1.0, 3: 9.0, 5: 9.0}, spike_steps=2)
-    asked = []
+    asked, spikes.back = [], before
 
-    def restore(before):
-        asked.append(before)
+    def restore(step):
+        asked.append(step)
+        if step == 2:
+            raise CheckpointError("an older one")
         return Resumed(2, "", ["a damaged one"])
 
     back = spikes.go_back(error, restore)
-    assert asked == [3] and back.left_out == [3, 4, 5]
-    assert back.refused == ["a damaged one"]
+    assert asked == steps and back.left_out == [3, 4, 5]
+    assert back.refused == [*refused, "a damaged one"]
 
 
 @pytest.mark.parametrize(("usual", "high"), [(0.0, 1e-9), (-2.0, 1.9)])

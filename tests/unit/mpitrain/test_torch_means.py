@@ -182,6 +182,18 @@ def known_and_more(outputs, labels):
     return loss
 
 
+CENTRE = torch.zeros(3)
+
+
+def centred(outputs, labels):
+    CENTRE.lerp_(outputs.detach().to(CENTRE).mean(0), 0.1)
+    return F.mse_loss(outputs, labels) * CENTRE.exp().sum()
+
+
+def noisy(outputs, labels):
+    return (outputs + torch.randn_like(outputs) - labels).square()
+
+
 #: Functions that are no losses, by the sentence that refuses them.
 REFUSED = {
     r"a tensor of shape \(2, 3\); .* or \(sum, count\)": [torch.nn.MSELoss(reduction="none")],
@@ -200,7 +212,11 @@ REFUSED = {
         lambda y, t: (F.mse_loss(y, t), 1),
     ],
     "as the count .* must add up": [lambda y, t: (F.mse_loss(y, t, reduction="sum"), 1)],
-}
+    r"keeps something from call to call.*\(it is .* and then .* in on_record": [centred],
+    "draws random numbers, and would be another one in every layout; draw them": [
+        lambda y, t: noisy(y, t).mean(), lambda y, t: (noisy(y, t).sum(), len(y)),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("why", "loss"), [(why, one) for why in REFUSED for one in REFUSED[why]])

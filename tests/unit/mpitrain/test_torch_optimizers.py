@@ -46,6 +46,20 @@ class Norms(Signs):
             p -= rate * p.grad / p.grad.norm()
 
 
+class Narrow(Signs):
+    """Keeps a mean in fewer digits."""
+
+    def move(self, parameters, rate):
+        for p in parameters:
+            mean = self.state[p].setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
+            p -= rate * mean.lerp_(p.grad.float(), 0.3)
+
+
+class Closing(Signs):
+    def step(self, closure=None):
+        closure()
+
+
 class Counting(Signs):
     """Goes by a number that no checkpoint has."""
 
@@ -83,6 +97,7 @@ TAKEN = {
     "step of its own": lambda p: Signs(p, lr=0.02),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.02, t0=2),
     "whole parameters": lambda p: Norms(p, lr=0.02),
+    "state of another type": lambda p: Narrow(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "groups": lambda p: torch.optim.NAdam(
         [{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], lr=0.02
@@ -153,6 +168,7 @@ WAY_OUT = ".*DistributedDataParallel"
         (lambda p: Counting(p, lr=0.1), "a Counting changes taken, which is lost" + WAY_OUT),
         (lambda p: Falling(p, lr=0.1), "a Falling changes lr, which is lost" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
+        (lambda p: Closing(p, lr=0.1), "Closing calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
         (hooked, "it has hooks on its steps, and nobody would call them"),

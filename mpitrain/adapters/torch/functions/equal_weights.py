@@ -5,7 +5,7 @@ over samples that are compared with each other, is another number in every layou
 """
 
 from collections.abc import Sequence
-from math import isfinite, isinf, prod
+from math import isclose, isfinite, isinf, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from mpitrain.adapters.torch.checks.probe import (
 )
 from mpitrain.adapters.torch.functions.reductions import Reduced, Reductions
 from mpitrain.config import ConfigError
+from mpitrain.data.generators import random_states
 from mpitrain.fields import as_given
 
 #: Rounding of a mean in float64, and of one that cannot be computed in float64.
@@ -92,7 +93,7 @@ class EqualWeights:
             return
         try:
             wrong = self._difference(own, found, getattr(result.total, "dtype", None))
-            self.fault = None if wrong is None else self._fault(wrong, own)
+            self.fault = None if wrong is None else self._fault(wrong, own, found)
         except MISFITS as error:
             self.fault = ConfigError(
                 f"{self._what} cannot take some number of samples ({one_line(error)}); it must "
@@ -114,10 +115,26 @@ class EqualWeights:
         except MISFITS:  # the function cannot compute in float64
             return self._beside(own, other, found, self._values(other), _OTHERWISE)
 
-    def _fault(self, wrong: _Difference, own: Sample) -> ConfigError:
+    def _fault(self, wrong: _Difference, own: Sample, found: Sequence[float]) -> ConfigError:
         """The sentence about a difference."""
         twice = 2 * length(own.labels)
         instead = _OF_METRICS if self._what.startswith("metrics") else _OF_LOSSES
+        states = random_states()
+        again = self._values(own)
+        what, cure = "", "draw them by torch in the module"
+        if states != random_states():
+            what = "draws random numbers"
+        elif not all(map(isclose, found, again)):
+            what = (
+                "keeps something from call to call, as a moving centre (it is "
+                f"{found[0]:.6g} and then {again[0]:.6g} for the same samples)"
+            )
+            cure = "change what it reads between steps, in on_record="
+        if what:
+            return ConfigError(
+                f"{self._what} {what}, and would be another one in every layout; {cure}, or take "
+                "a loop of your own over torch.distributed"
+            )
         if wrong.name != "mean":
             return ConfigError(
                 f"{self._what} gives {wrong.whole:.6g} as the {wrong.name} of {twice} samples, and "

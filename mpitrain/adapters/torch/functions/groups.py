@@ -44,11 +44,11 @@ def grouped(
     names = {id(parameter): name for name, parameter in given.items()}
     found: dict[str, ParameterGroup] = {}
     groups: list[TorchOptimizer] = []
-    axes = sorted({parameter.dim() for parameter in given.values()})
-    shapes: list[Shape] = [tuple(range(2, 2 + count)) for count in axes]
     for asked in made.param_groups:
         options = {k: v for k, v in asked.items() if k != "params"}
         options |= {k: v for k, v in made.defaults.items() if k in BEGINNINGS}
+        axes = sorted({parameter.dim() for parameter in asked["params"]})
+        shapes: list[Shape] = [tuple(range(2, 2 + count)) for count in axes]
         own = _of_group(made, options, shapes, is_cut)
         own.trained = [torch.empty_like(p, device="meta") for p in asked["params"]]
         groups.append(own)
@@ -111,12 +111,13 @@ def _of_group(
     """
     name, kind = type(made).__name__, type(made)
     step = signature(kind.step).parameters
+    closes = ConfigError(
+        f"optimizer: {name} calls a closure, which computes the loss several times in a step, "
+        "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
+        f"or {_ELSEWHERE}"
+    )
     if "closure" in step and step["closure"].default is Parameter.empty:
-        raise ConfigError(
-            f"optimizer: {name} calls a closure, which computes the loss several times in a step, "
-            "and a step of the trainer has one forward and backward pass; take torch.optim.AdamW, "
-            f"or {_ELSEWHERE}"
-        )
+        raise closes
     is_own = not kind.step.__module__.startswith("torch.optim.")
     whole = isinstance(made, _OF_WHOLE) or (is_own and not is_cut)
     try:
@@ -125,6 +126,8 @@ def _of_group(
     except ConfigError:
         raise
     except (AttributeError, KeyError, *MISFITS) as error:
+        if "closure" in step and "'NoneType' object is not callable" in str(error):
+            raise closes from error
         raise ConfigError(
             f"optimizer: a {name} cannot take a step on a parameter of its own "
             f"({type(error).__name__}: {one_line(error)}); take torch.optim.AdamW, or {_ELSEWHERE}"

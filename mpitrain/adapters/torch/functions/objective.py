@@ -252,13 +252,13 @@ class TorchLoss(EqualWeights):
                 with warnings.catch_warnings():  # shapes that are broadcast, old arguments
                     warnings.filterwarnings("error", "Using a |size_average", UserWarning)
                     parts, found = self._tried(given, wanted)
-                    self._tried(rows(given, 0), rows(wanted, 0))
                     pairs = found.total if isinstance(found.total, list) else [found[:2]]
                     wrong = next(filter(None, (no_loss(Reduced(*pair)) for pair in pairs)), "")
                     if isinstance(found.total, list):
                         self.several = len(pairs)
                         found = Reduced(sum(one for one, _ in pairs), is_known=True)
                     by = {} if wrong else gradients(found.total, parts)
+                    self._tried(rows(given, 0), rows(wanted, 0))
                 break
             except (*MISFITS, AttributeError, KeyError, UserWarning) as error:
                 refused = refused or error

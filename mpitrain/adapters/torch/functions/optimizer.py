@@ -69,6 +69,8 @@ class TorchOptimizer(Optimizer):
         self._counts = False
         #: State that is a single number; it is stored as an array of equal numbers.
         self._single: dict[str, torch.dtype | type] = {}
+        #: Types of arrays that are not of the parameters' type.
+        self._types: dict[str, torch.dtype] = {}
         #: Shapes of the other state of a parameter of some shape, by name.
         self._kept: dict[Shape, dict[str, Shape]] = {}
         slots = {name for shape in shapes for name in (*self._arrays(shape), *self._single)}
@@ -76,7 +78,7 @@ class TorchOptimizer(Optimizer):
         self.verdict.deferred = True
 
     def _say(self, fault: str) -> None:
-        cure = "keep what it needs in state[p] from the first step on, or in groups, or take a loop"
+        cure = "keep what it needs in state[p] from the first step on, or take a loop"
         if fault:
             text = f"optimizer: a {self.name} {fault}; {cure} with torch's DistributedDataParallel"
             self.verdict.say(ConfigError(text))
@@ -109,6 +111,8 @@ class TorchOptimizer(Optimizer):
                 )
             else:
                 found[name] = tuple(value.shape)
+                if value.dtype != probe.dtype:
+                    self._types[name] = value.dtype
         if self.whole:
             self._kept[shape] = found
         return found
@@ -167,8 +171,8 @@ class TorchOptimizer(Optimizer):
             after = made.state[parameter][name]
             if name in self._single:
                 own[name].fill_(after)
-            elif after.data_ptr() != given[name].data_ptr():
-                given[name].copy_(after)
+            elif after.data_ptr() != own[name].data_ptr():
+                own[name][: after.numel()].view(after.shape).copy_(after)
 
     def state_of(
         self, arrays: Mapping[str, Array], parameter: torch.nn.Parameter, taken: int
@@ -185,7 +189,8 @@ class TorchOptimizer(Optimizer):
         usual = dict.fromkeys(own.keys() - self._single.keys(), shape)
         shapes = self._arrays(shape) if self.whole else usual
         found: dict[str, Any] = {
-            n: own[n][: prod(shape)].view(shape) for n, shape in shapes.items()
+            n: own[n][: prod(shape)].view(shape).to(self._types.get(n, own[n].dtype))
+            for n, shape in shapes.items()
         }
         for name, kind in self._single.items():
             number = own[name].flatten()[0]

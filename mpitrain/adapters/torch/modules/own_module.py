@@ -16,6 +16,10 @@ _STALE = (
     "the trainer's module has not the values that training has now; call trainer.gather() on all "
     "ranks, which gives it them"
 )
+_LOST = (
+    ", which the trainer has taken over and would not see; call end(reason), change it after "
+    "fit(), and begin another trainer; for other rates, set trainer.rate_factor"
+)
 _T = torch.Tensor
 #: Questions about a tensor that do not ask for its values.
 _ABOUT: frozenset[Any] = frozenset({
@@ -92,11 +96,15 @@ class OwnModule:
             if isinstance(record, Back):  # steps that the module has seen come again
                 self._steps = -1
             self._looks.watches, self._looks.is_late = True, not self._is_current(parts)
+            taken = _taken(self.module, parts)
             try:
                 with self._looks:
                     on_record(record)
             finally:
                 self._looks.watches = False
+            for what, one in _taken(self.module, parts).items():
+                if one != taken.get(what):
+                    raise RuntimeError(f"on_record changes {what}{_LOST}")
 
         return watch
 
@@ -148,6 +156,22 @@ class _Looks(TorchFunctionMode):
             and value.layout == torch.strided
             and value.untyped_storage().data_ptr() in self._memory
         )
+
+
+def _taken(module: torch.nn.Module, parts: Parts) -> dict[str, Any]:
+    """What the trainer has of a module's parts and of the program's optimisers, by name."""
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        own = part._parameters | part._modules
+        found[f"parameters or parts of the trainer's module, in {name or type(part).__name__}"] = [
+            (key, id(one), getattr(one, "requires_grad", None)) for key, one in own.items()
+        ]
+    given = parts.objects
+    for made in (getattr(given.optimizer, "like", None), getattr(given.shadow, "optimizer", None)):
+        for number, group in enumerate(made.param_groups if made else ()):
+            options = {key: one for key, one in group.items() if key != "params"}
+            found[f"group {number} of the optimizer"] = options
+    return found
 
 
 def _bit_sum(tensor: torch.Tensor) -> int:

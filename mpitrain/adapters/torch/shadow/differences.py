@@ -84,6 +84,8 @@ class Difference(NamedTuple):
         cause = self.cause
         if not self.found.any():
             how = "is 0, and not so in torch"
+        elif not self.wanted.any():
+            how = "is 0 in torch, and not so here"
         elif near > 0 and near != 1 and rest < 1e-5 * float(self.found.norm()):
             how = f"is {near} {'times' if near.denominator == 1 else 'of'} torch's"
             if self.name and 1 in (near.numerator, near.denominator):

@@ -152,7 +152,8 @@ class Ours:
         self, gradients: Mapping[str, Any], grouping: Grouping, step: int, rate: float
     ) -> None:
         """Update copies of the parameters, each as a whole or in two pieces, as ranks have them."""
-        self.values = {name: value.clone() for name, value in self.values.items()}
+        kind = torch.contiguous_format  # as_array() gives the memory of such ones
+        self.values = {n: one.clone(memory_format=kind) for n, one in self.values.items()}
         for name, gradient in gradients.items():
             if gradient is None:
                 continue

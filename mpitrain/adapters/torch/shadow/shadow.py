@@ -1,11 +1,12 @@
 """Comparison of the first steps with plain torch."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from warnings import catch_warnings
+from weakref import ref
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class Shadow:
         self._module, self._layers = module, layers
         self._factory, self._schedule = factory, schedule
         self._looks, self._compared, self._seconds, self._is_off = 0, 0, 0.0, False
+        self._made: Callable[[], Any] = lambda: None
 
     def _begin(self, parts: Parts) -> None:
         """Make the sides that are compared."""
@@ -71,6 +73,12 @@ class Shadow:
         if self._factory:
             with self._plain.there():
                 self._plain.optimise(self._factory, self._schedule if is_scheduler else None)
+            self._made = ref(self._plain.optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimiser that the program's function has made here, as long as somebody has it."""
+        return self._made()
 
     def _end(self) -> None:
         """Compare nothing more, and free the copies."""
