@@ -114,7 +114,9 @@ class Callbacks:
             raise error
         self._write_saved(self._writer.finish())
         back = parts.spikes.go_back(
-            error, lambda step: resume(parts, allow_changes=True, before=step)
+            error,
+            lambda step: resume(parts, allow_changes=True, before=step),
+            damaged=CheckpointError,
         )
         self._writer.drop(back.step)
         self._saved, self._done, parts.asked.factor = None, back.step, parts.rates.factor

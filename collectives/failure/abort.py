@@ -11,16 +11,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from collectives.environment import switch
-from collectives.failure.history import outside
 from collectives.failure.processes import Process, find
 from collectives.launchers import PROCESSES
+
+#: Packages whose frames are not the user's code.
+LIBRARIES = {"collectives", "mpitrain", "numpy", "torch", *sys.stdlib_module_names}
 
 #: Seconds for the launcher to forward output before an abort; MPICH's may lose a traceback.
 _FORWARDING_S = 0.2
@@ -139,6 +142,13 @@ def abort_when_uncaught() -> None:
 
 def aborts() -> bool:
     return "COLLECTIVES_ABORT" not in os.environ or switch("COLLECTIVES_ABORT")
+
+
+def outside(frame: FrameType | None, packages: Container[str] = LIBRARIES) -> FrameType | None:
+    """The innermost frame outside of some packages, from ``frame`` on."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
+        frame = frame.f_back
+    return frame
 
 
 def _sentence(error: Any) -> str:

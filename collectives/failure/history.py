@@ -9,12 +9,12 @@ from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
+from collectives.failure.abort import outside
+
 #: Calls kept per communicator.
 KEPT = 64
 #: Most characters of a call's name in a report, which must fit a datagram.
 _LONGEST = 500
-#: Packages whose frames are not the user's code.
-LIBRARIES = {"collectives", "mpitrain", "numpy", "torch", *sys.stdlib_module_names}
 
 
 @dataclass(slots=True, eq=False)
@@ -171,13 +171,6 @@ def _entered(brief: Brief) -> Entered:
     number, what, begun = brief
     parts = (what,) if isinstance(what, str) else what
     return Entered(number, True, parts, None, None, 0, begun)
-
-
-def outside(frame: FrameType | None, packages: Container[str] = LIBRARIES) -> FrameType | None:
-    """The innermost frame outside of some packages, from ``frame`` on."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
-        frame = frame.f_back
-    return frame
 
 
 def call_site(

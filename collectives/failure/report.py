@@ -10,7 +10,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.failure.history import LIBRARIES, Entered, call_site
+from collectives.failure.abort import LIBRARIES
+from collectives.failure.history import Entered, call_site
 from collectives.failure.peers import Peers
 
 #: Status of each rank that answered, by rank.

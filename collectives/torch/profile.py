@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from collectives.failure.history import outside
+from collectives.failure.abort import outside
 from collectives.run.calls import Numbers
 from collectives.run.profile import Profile
 from collectives.run.record import CAME, WAITED, Recorder, Site

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config.tables import Run
 from mpitrain.metrics.records import Back, Resumed, Step
 from mpitrain.update.agreement import Diverged
@@ -62,11 +61,17 @@ class Spikes:
                 step=step.step,
             )
 
-    def go_back(self, error: Diverged, restore: Callable[[int], Resumed | None]) -> Back:
+    def go_back(
+        self,
+        error: Diverged,
+        restore: Callable[[int], Resumed | None],
+        damaged: type[Exception],
+    ) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
         One that a spike follows once more may be bad, so that the one before it is taken then, if
-        there is a whole one.  ``restore``: restores the newest checkpoint before a step.
+        there is a whole one.  ``restore``: restores the newest checkpoint before a step, or raises
+        ``damaged`` on all ranks.
 
         Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
         a step before the spike is left.
@@ -84,8 +89,8 @@ class Spikes:
         def before(step: int) -> Resumed | None:
             try:
                 return restore(step)
-            except CheckpointError as damaged:
-                refused.append(str(damaged))
+            except damaged as found:
+                refused.append(str(found))
                 return None
 
         found = before(first)

@@ -35,7 +35,7 @@ def test_a_spike_around_a_step_that_was_skipped_begins_at_its_first_loss(before,
             raise CheckpointError("an older one")
         return Resumed(2, "", ["a damaged one"])
 
-    back = spikes.go_back(error, restore)
+    back = spikes.go_back(error, restore, CheckpointError)
     assert asked == steps and back.left_out == [3, 4, 5]
     assert back.refused == [*refused, "a damaged one"]
 
