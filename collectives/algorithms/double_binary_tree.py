@@ -23,7 +23,7 @@ class Node(NamedTuple):
 def node(place: int, size: int) -> Node:
     """The node at ``place`` of the tree over ``0 .. size-1``.
 
-    A place's subtree ends before the places at +/- its lowest set bit.  Root 0 lies above all of
+    A place's subtree spans less than its lowest set bit to each side.  Root 0 lies above all of
     them and has one child, the largest power of two below ``size``.
     """
     top = 1 << (size - 1).bit_length()
@@ -85,7 +85,7 @@ def reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
-    """Rank 0 sends the second half to the second root; then down both trees.
+    """Rank 0 sends the second half to the second root; both trees then broadcast.
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """

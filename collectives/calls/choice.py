@@ -233,9 +233,11 @@ def choose(table: Table, call: Situation) -> Choice:
             measured = f"in the table for {entry.ranks} ranks"
             if algorithm == "native":
                 return Choice("native", f"{where}: fastest {measured}")
-            if call.is_of_slots and call.size > entry.ranks and algorithm == "butterfly":
-                algorithm = "direct"  # a butterfly sends whole buffers, in more rounds
-            return Choice(algorithm, f"{where}: {rule.ratio:.1f}x native {measured}")
+            gain = f"{rule.ratio:.1f}x native {measured}"
+            if call.is_of_slots and call.size > entry.ranks == 2 and algorithm == "butterfly":
+                # On two ranks it is one exchange; on more, direct has the fewest bytes and rounds.
+                return Choice("direct", f"{where}: the butterfly is {gain}")
+            return Choice(algorithm, f"{where}: {gain}")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype, count or arithmetic"

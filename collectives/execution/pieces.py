@@ -88,8 +88,8 @@ class StorePiece(_InSlot):
 class LoadPiece(_InSlot):
     """A copy of what the peer has stored, which is in the slot to which this rank stores next.
 
-    It is a loop of NumPy's, as ``memcpy`` takes four times as long on some processors: its ``rep
-    movsb`` meets lines there that another core has just written.
+    NumPy's loop: on some processors ``memcpy`` takes four times as long, as its ``rep movsb`` is
+    slow where another core has just written the lines.
     """
 
     def __call__(self) -> None:

@@ -323,7 +323,7 @@ def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tupl
 
 
 def _as_bytes(slots: tuple[Items, Items], own: Views) -> Part:
-    """A part as bytes, which any type may be copied as."""
+    """A part as bytes: any type can be copied so."""
     one, other, *rest = (items.view(np.uint8) for items in (*slots, *own))
     return (one, other), rest
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from threading import main_thread
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -131,9 +132,12 @@ class GroupWatch:
     def _add(self, what: str, begun: float, numbers: list[int], role: int) -> Site:
         """Records a call at the line of the program; in a thread of autograd's own, at that where
         the main thread is."""
-        own, main = sys._getframe(2), sys._current_frames().get(main_thread().ident or 0)
-        where = outside(own, _INSIDE) or outside(main, _INSIDE) or own
+        own = sys._getframe(2)
+        where = outside(own, _INSIDE) or outside(self._main(), _INSIDE) or own
         return self.recorder.add(where, what, begun, numbers, role)
+
+    def _main(self) -> FrameType | None:
+        return sys._current_frames().get(main_thread().ident or 0)
 
 
 def _nbytes(values: Any) -> int:

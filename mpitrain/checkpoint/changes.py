@@ -25,7 +25,7 @@ _DECISIVE = re.compile(
 
 
 class Origin(NamedTuple):
-    """Order of the samples and what makes the sums, as text; the file of the model's constants."""
+    """Order of the samples; file of constants; MPI library and tuning table."""
 
     order: str
     constants: str

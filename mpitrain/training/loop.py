@@ -149,8 +149,8 @@ def _with_first(parts: Parts, batch: Batch) -> Batch:
 
 
 def is_due(every: int, before: int, done: int) -> bool:
-    """Whether a multiple of ``every`` lies above ``before`` and up to ``done``, as a loop may take
-    several steps together; ``every`` 0: never."""
+    """Whether a multiple of ``every`` is in (``before``, ``done``], as a loop may take several
+    steps together; 0: never."""
     return every > 0 and done // every > before // every
 
 

@@ -37,7 +37,7 @@ class Padding:
     It does so when the trainer is made, and before steps 2, 4, 8 and so on with samples of their
     batches: lengths that differ may be rare, and outputs that are 0 at first show nothing.  A
     stream is tried with its first samples, as reading others would begin it anew.  All methods are
-    collective.  Cost of a look: reading at most 8 samples in all and 4 on each rank, and three
+    collective.  Cost of a look: reading at most 8 samples in all and 8 on each rank, and three
     forward passes.
     """
 
@@ -68,7 +68,7 @@ class Padding:
     def _choose(self, some: Array) -> None:
         """Take the shortest and the longest of these samples, if they differ.
 
-        Samples of one length must be in a batch what they are alone: DataError on all ranks.
+        A batch must not change samples of one length: DataError on all ranks.
         """
         comm, train = self._parts.comm, self._parts.data.train
         mine = some[comm.rank :: comm.size].tolist()
@@ -81,7 +81,7 @@ class Padding:
         def read() -> _Tried:
             apart = train[[short]], train[[long]]
             found = _Tried(train[[short, long]], apart, (short, long))
-            if least == most and not cast(Any, train).outline()[2]:  # which is told
+            if least == most and not cast(Any, train).outline()[2]:  # draws are reported elsewhere
                 _expect_alone(found, train[[short, long]])
             return found
 
@@ -149,7 +149,7 @@ def _spread(numbers: Array) -> Array:
 
 
 def _expect_alone(tried: _Tried, again: Samples) -> None:
-    """DataError: two samples are mixed in a batch, as by mixup, and each reading gives the same."""
+    """DataError: a batch mixes two samples, as mixup does, alike each time."""
     for key, both in vars(tried.both).items():
         alone = [getattr(one, key) for one in tried.apart]
         apart, once = b"".join(one.tobytes() for one in alone), both.tobytes()

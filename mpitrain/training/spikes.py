@@ -69,9 +69,8 @@ class Spikes:
     ) -> Back:
         """Leave batches out from the newest checkpoint on; collective.
 
-        One that a spike follows once more may be bad, so that the one before it is taken then, if
-        there is a whole one.  ``restore``: restores the newest checkpoint before a step, or raises
-        ``damaged`` on all ranks.
+        If a spike follows a checkpoint again, take the whole one before it, if any.  ``restore``:
+        restores the newest checkpoint before a step, or raises ``damaged`` on all ranks.
 
         Such an error on all ranks: that has happened ``run.spike_times`` times, or no checkpoint of
         a step before the spike is left.

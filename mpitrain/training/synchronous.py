@@ -28,7 +28,7 @@ class SynchronousLoop(Loop):
 
     @property
     def sharers(self) -> Communicator:
-        """The ranks that share the gradient of the next step."""
+        """The ranks that share the gradient of a step."""
         return self.parts.gradient.ranks
 
     @np.errstate(over="ignore", invalid="ignore")  # agree() tells all ranks what is not finite
@@ -87,7 +87,7 @@ class SynchronousLoop(Loop):
         limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
-            # The gradient was divided by all labels; agreed.factor divides by counted ones.
+            # agreed.factor divides by counted labels where the passes did not.
             factor = clip / scale * agreed.factor
             rate = parts.rates.common(done)  # each group scales it; records show group 0's
             parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
@@ -140,5 +140,5 @@ class SynchronousLoop(Loop):
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
-        # A mean over the batch, times the workers, is one over a worker's samples.
+        # Batch mean x workers = mean over a worker's samples.
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)

@@ -20,7 +20,7 @@ from collectives.execution.waiting import Polled
 if TYPE_CHECKING:
     from collectives.execution.transport.shared_memory import NodeMemory
 
-#: Bytes of a slot: half of a level-2 cache, or a whole one, and few Python calls for each byte.
+#: Bytes of a slot: a half or a whole level-2 cache; few Python calls a byte.
 SLOT_BYTES = 1 << 19
 #: Bytes of the line that says to which call the message in a slot belongs.
 _LABEL_BYTES = 64

@@ -124,7 +124,7 @@ class EqualWeights:
         what, cure = "", "draw them by torch in the module"
         if states != random_states():
             what = "draws random numbers"
-        elif not all(map(isclose, found, again)):
+        elif not all(isclose(*pair, rel_tol=1e-5) for pair in zip(found, again, strict=True)):
             what = (
                 "keeps something from call to call, as a moving centre (it is "
                 f"{found[0]:.6g} and then {again[0]:.6g} for the same samples)"

@@ -170,7 +170,7 @@ def _taken(module: torch.nn.Module, parts: Parts) -> dict[str, Any]:
     for made in (getattr(given.optimizer, "like", None), getattr(given.shadow, "optimizer", None)):
         for number, group in enumerate(made.param_groups if made else ()):
             options = {key: one for key, one in group.items() if key != "params"}
-            found[f"group {number} of the optimizer"] = options
+            found[f"group {number} of the optimizer"] = repr(options)  # also of tensors
     return found
 
 
