@@ -11,7 +11,7 @@ from pathlib import Path
 #: A file cannot be replaced in its folder, and may be writable itself: one that is mounted alone.
 _NOT_REPLACED = (errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV)
 
-#: Of a descriptor that programs started later do not inherit (``linux/memfd.h``).
+#: Programs started later do not inherit the descriptor (``linux/memfd.h``).
 _CLOSED_IN_OTHERS = 1
 #: Links that follow one another before the system gives up.
 _LINKS = 40
@@ -82,7 +82,7 @@ def anonymous(name: str) -> int:
     on, as conda's and uv's are.
 
     Raises:
-        OSError: there is no more of such files, or this C library makes none.
+        OSError: no more such files, or the C library makes none.
     """
     create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
     if create is None:

@@ -85,12 +85,17 @@ class StorePiece(_InSlot):
         np.copyto(self.slots[self.pair.turn], self.own[self.pieces.at])
 
 
+@dataclass(slots=True, eq=False)
 class LoadPiece(_InSlot):
     """A copy of what the peer has stored, which is in the slot to which this rank stores next.
 
     NumPy's loop: on some processors ``memcpy`` takes four times as long, as its ``rep movsb`` is
     slow where another core has just written the lines.
     """
+
+    def __post_init__(self) -> None:  # bytes, as the loop must not know the type
+        one, other, *self.own = (items.view(np.uint8) for items in (*self.slots, *self.own))
+        self.slots = one, other
 
     def __call__(self) -> None:
         np.positive(self.slots[1 - self.pair.turn], out=self.own[self.pieces.at])

@@ -56,7 +56,7 @@ _HERE = _Here()
 
 
 class _Forked:
-    """What is under way in a forked child: nothing that it could end."""
+    """A forked child's plans, none of which it can end."""
 
     def __init__(self) -> None:
         self.among: list[Moving] = []

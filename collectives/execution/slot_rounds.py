@@ -263,7 +263,7 @@ class SlotBinder:
     ) -> Iterator[Action]:
         """The calls that put what has arrived into the memory of a step."""
         if isinstance(step, Recv):
-            yield from (LoadPiece(pieces, pair, *_as_bytes(*part)) for part in parts)
+            yield from (LoadPiece(pieces, pair, *part) for part in parts)
             return
         if self.combine is None:
             raise ScheduleError(f"{step} reduces, but no operation was given")
@@ -320,12 +320,6 @@ def _in_slots(pair: SlotPair, start: int, own: Sequence[Views]) -> Iterator[tupl
         stop = start + views[0].nbytes
         yield one[start:stop].view(views[0].dtype), other[start:stop].view(views[0].dtype)
         start = stop
-
-
-def _as_bytes(slots: tuple[Items, Items], own: Views) -> Part:
-    """A part as bytes: any type can be copied so."""
-    one, other, *rest = (items.view(np.uint8) for items in (*slots, *own))
-    return (one, other), rest
 
 
 def _copies(pieces: Pieces, targets: list[Views], sources: list[Views]) -> Iterator[Action]:

@@ -209,7 +209,7 @@ def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
         launcher: seconds until the launcher's processes on this node are killed.
     """
     itself = find(os.getpid())
-    if itself is None:  # where no file can be opened any more, the abort has to do
+    if itself is None:  # no file can be opened: the abort must do
         return
     kills = [f"sleep {own}", _kill(itself), f"sleep {launcher - own}", *map(_kill, _launchers())]
     with suppress(OSError):  # as above

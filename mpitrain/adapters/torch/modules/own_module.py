@@ -159,7 +159,7 @@ class _Looks(TorchFunctionMode):
 
 
 def _taken(module: torch.nn.Module, parts: Parts) -> dict[str, Any]:
-    """What the trainer has of a module's parts and of the program's optimisers, by name."""
+    """The module's parts and the optimisers' options that the trainer has taken, by name."""
     found: dict[str, Any] = {}
     for name, part in module.named_modules():
         own = part._parameters | part._modules
