@@ -10,7 +10,7 @@ from mpitrain.memory import keep_freed
 from mpitrain.training.assemble import Hooks, assemble, closed_if_refused
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
-from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.training.step import SynchronousLoop
 
 
 def loop_of(parts: Parts) -> Loop:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from mpitrain.config import examples
+from mpitrain.config.refused_keys import check_names
 from mpitrain.config.tables import ConfigError, SettingError
-from mpitrain.config.unknown import check_names
 from mpitrain.config.unread import Brought, unread
 from mpitrain.config.validation import Config
 

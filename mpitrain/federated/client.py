@@ -19,7 +19,7 @@ from mpitrain.training import build
 from mpitrain.training.assemble import assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects
-from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.training.step import SynchronousLoop
 from mpitrain.update.agreement import Agreed, NonFinite, StepReport
 
 

@@ -26,9 +26,9 @@ from mpitrain.server.account import next_meeting, steps
 from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.messages import check_size
 from mpitrain.server.roles import Members, Roles, roles
-from mpitrain.server.serve import Serving
+from mpitrain.server.server import Serving
 from mpitrain.server.store import ServerStore, Spread, WorkerStore
-from mpitrain.server.work import Worker
+from mpitrain.server.worker import Worker
 from mpitrain.training import build
 from mpitrain.training.loop import Batch, Loop, remaining
 from mpitrain.training.parts import Parts

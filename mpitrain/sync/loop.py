@@ -26,7 +26,7 @@ from mpitrain.training.account import Begun
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.loop import is_due
 from mpitrain.training.parts import Parts
-from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.training.step import SynchronousLoop
 from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 

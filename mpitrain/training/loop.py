@@ -1,4 +1,4 @@
-"""The loop over an epoch's steps; ``synchronous.py`` and ``asynchronous.py`` have the step."""
+"""The loop over an epoch's steps; ``step.py`` and ``asynchronous.py`` have the step."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence

@@ -188,7 +188,7 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
 CUT = """
 import os, sys
 from mpitrain.__main__ import main
-from mpitrain.training.synchronous import SynchronousLoop
+from mpitrain.training.step import SynchronousLoop
 
 step = SynchronousLoop.step
 

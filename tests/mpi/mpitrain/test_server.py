@@ -18,7 +18,7 @@ from mpitrain.group import share
 from mpitrain.pipeline.stage import Stage
 from mpitrain.run import train
 from mpitrain.server.messages import MessageKind
-from mpitrain.server.serve import Serving
+from mpitrain.server.server import Serving
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case

@@ -8,7 +8,7 @@ from mpitrain.server.account import RankReport
 from mpitrain.server.messages import Clients, MessageKind
 from mpitrain.server.roles import Members
 from mpitrain.server.shard import Push, Shard
-from mpitrain.server.work import begin
+from mpitrain.server.worker import begin
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts
 

@@ -1,4 +1,4 @@
-"""Keys and values of a job that do not exist."""
+"""Keys and values of a job that are refused, as they do not exist."""
 
 from typing import Any, get_args
 
