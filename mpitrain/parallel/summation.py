@@ -3,7 +3,7 @@
 A store describes a bucket's gradients and the memory of their sum in a :class:`Summand`, of which a
 :class:`Summation` makes a :class:`Sum`.  When the layers of a bucket are ready, the store gives
 this to :class:`SumsInFlight`, which starts it and moves it along: see ``ready`` and ``wait`` of
-:mod:`~mpitrain.parallel.data_parallel`.
+:mod:`~mpitrain.parallel.data_parallel`, and ``accumulate`` of :mod:`~mpitrain.parallel.zero`.
 
 Another way of summing is another Summation.  Stores without whole gradients bind sums anew in each
 backward pass, so that state is kept by bucket.  Buckets are complete in another order on each rank:
