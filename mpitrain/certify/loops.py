@@ -129,7 +129,7 @@ class _LoopWatch:
 
     def _samples(self, batch: Batch) -> list[int]:
         """Numbers of the samples that the ranks of the first stage take."""
-        parts, place, count = self._parts, self._parts.grid.place, self._parts.passes.parts
+        parts, place, count = self._parts, self._parts.grid.place, self._parts.passes.micro_batches
         is_first = not (place.stage or place.tensor or place.context)
         held = (batch.held or ()) if is_first else ()
         own = [part(batch.indices, count, number).tolist() for number in held]

@@ -142,7 +142,7 @@ class ServedLoop(Loop):
         places = [layout.place(rank) for rank in range(roles.workers)]
         #: Micro-batches of each worker.
         self._reads = [reads(pipeline, report, place) for place in places]
-        self._micro_batches = passes.parts
+        self._micro_batches = passes.micro_batches
         self._side: Serving | Worker
         if members.is_server:
             self._side = Serving(parts, members)

@@ -58,7 +58,12 @@ class Worker:
         """
         feed, link = self._feed, self._link
         reading = feed.batches(
-            "train", batch.epoch, batch.indices, 1, self._passes.parts, lambda steps: self._own
+            "train",
+            batch.epoch,
+            batch.indices,
+            1,
+            self._passes.micro_batches,
+            lambda steps: self._own,
         )
         told = self._told = RankReport(leads=link is not None)
 

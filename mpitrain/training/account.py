@@ -82,7 +82,7 @@ class Account:
         self._waiting: dict[int, float] = {}
         self.spent = np.zeros(comm.size)
         is_split = config.stages > 1 and any(one.tied for one in parts.model.layers.values())
-        count, is_asked = parts.passes.parts, config.run.noise_scale
+        count, is_asked = parts.passes.micro_batches, config.run.noise_scale
         self.noise = extras.NoiseScale(count, is_split=is_split) if is_asked else None
 
     def begin(self) -> None:

@@ -139,6 +139,7 @@ class AsynchronousLoop(Loop):
         parameter had no part in the loss.
         """
         parts = self.parts
+        parts.expect_open()
         parts.before_step(parts)
         passes, feed = parts.passes, parts.feed
         done, count, start = parts.steps_done, len(batch.indices), perf_counter()
@@ -151,7 +152,7 @@ class AsynchronousLoop(Loop):
         count_labels(parts, source, None if getattr(parts.model.loss, "several", 0) else parts.comm)
 
         def context(micro_batch: int) -> nn.Context:
-            step = done + micro_batch // passes.parts
+            step = done + micro_batch // passes.micro_batches
             return passes.context(step, source.indices(micro_batch), source.terms(micro_batch))
 
         with parts.passing():

@@ -1,4 +1,4 @@
-"""The loop over an epoch's steps; ``step.py`` and ``asynchronous.py`` have the step."""
+"""The loop over an epoch's steps; its subclasses have the step, as in ``step.py``."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -50,7 +50,8 @@ class Loop(ClosedTogether):
 
     Attributes:
         parts: the job on this rank.
-        check_every: steps from one comparison of the replicas to the next; 0: once an epoch.
+        check_every: steps from one comparison of the replicas to the next; 0: the end of an epoch
+            alone, which is always one.
         window: number of steps whose samples are read together; None: one.
     """
 
@@ -74,15 +75,15 @@ class Loop(ClosedTogether):
             The records of the steps that all ranks know now: none, one, or several.
 
         Raises:
-            NonFinite: on all ranks: a loss or a gradient is not finite.
+            NonFinite: on all ranks: a loss or a gradient is not finite, and the job skips no step.
             ConfigError: on all ranks: a layer, a loss or a metric of the program's own is not a
                 function of its inputs.
             DataError: on all ranks: a rank cannot read a sample.
-            RuntimeError: the loop is closed.
+            RuntimeError: the loop is closed, or a pass has failed.
         """
 
     def steps(self, epoch: int) -> Generator[Sequence[Record]]:
-        """Take the steps of an epoch that are not done yet; yields the records of each.
+        """Take the steps of an epoch that are not done yet; yields the records of each batch.
 
         Raises:
             ReplicaMismatch: on all ranks: replicas hold different values.
@@ -96,7 +97,9 @@ class Loop(ClosedTogether):
         done = parts.steps_done
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
-                if parts.spikes and done + 1 in parts.spikes.left_out:
+                if (
+                    parts.spikes and done + 1 in parts.spikes.left_out
+                ):  # these samples count as done
                     parts.count_steps(done, batch.indices)
                     done = parts.steps_done
                     yield []
@@ -141,7 +144,7 @@ def _with_first(parts: Parts, batch: Batch) -> Batch:
     """The batch, where rank 0 also gets others' first samples if it has few; collective."""
     held = {n: one for n, one in (batch.held or {}).items() if len(one)}
     if parts.comm.bcast(sum(map(len, held.values()))) < FEW:
-        count, cuts = len(batch.indices[0]), parts.passes.parts
+        count, cuts = len(batch.indices[0]), parts.passes.micro_batches
         first = {n: one for n, one in held.items() if n < cuts and n * count // cuts < FEW}
         for own in parts.comm.gather(first) or ():
             held |= own
@@ -164,7 +167,7 @@ def remaining(parts: Parts, epoch: int) -> Iterator[Array]:
 
 
 def read_batches(
-    parts: Parts, epoch: int, batches: Iterator[Array], window: int | None = None
+    parts: Parts, epoch: int, indices: Iterator[Array], window: int | None = None
 ) -> Generator[Batch]:
     """Read the samples of each step, or of each ``window`` of steps of an asynchronous pipeline."""
 
@@ -172,10 +175,12 @@ def read_batches(
         pipeline, report = parts.passes.schedule(steps if window else 1)
         return reads(pipeline, report, parts.grid.place)
 
-    reading = parts.feed.batches("train", epoch, batches, window or 1, parts.passes.parts, needed)
+    reading = parts.feed.batches(
+        "train", epoch, indices, window or 1, parts.passes.micro_batches, needed
+    )
     with closing(reading):
-        for indices, held in reading:
-            yield Batch(epoch, indices, held)
+        for own, held in reading:
+            yield Batch(epoch, own, held)
 
 
 def compute_gradient(
@@ -191,7 +196,8 @@ def compute_gradient(
         ranks: sharers of the gradient; None: some ranks take no part in the step.
 
     Returns:
-        This rank's part of the mean loss, and the seconds spent in the sum.
+        This rank's part of the mean loss, and the seconds spent in the sum, which the pieces of
+        ``parts.store`` have.
     """
 
     def complete_sums(_: int, loss: Scalar) -> tuple[Scalar, float]:
@@ -211,7 +217,9 @@ def compute_gradient(
             lambda m: passes.context(step, source.indices(m), source.terms(m)),
         )
     if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
-        parts.purity.fault = uncountable(step, "layers add losses, as routers of experts do,")
+        parts.purity.fault = uncountable(  # agree() raises it on all ranks
+            step, "layers add losses, as routers of experts do,"
+        )
     return found
 
 
@@ -235,5 +243,6 @@ def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) 
     factor = mean_correction(*totals.tolist())
     if factor != 1:
         cast(WholeGradients, parts.store).gradients[...] *= factor
+    # Nothing is left for the factor of agree(), which is 1 then.
     source.labels_taken, source.counted = 0, nan if isnan(factor) else 0.0
     return factor

@@ -81,7 +81,7 @@ class Passes:
         return found
 
     @property
-    def parts(self) -> int:
+    def micro_batches(self) -> int:
         """Micro-batches of a batch."""
         return self.schedule()[0].micro_batches
 
@@ -111,7 +111,7 @@ class Passes:
         """
         each, loss = self._data.labels_per_sample, self._model.loss
         return MicroBatches(
-            held, batches, parts or self.parts, loss, each, self.dtype, scale, self._device,
+            held, batches, parts or self.micro_batches, loss, each, self.dtype, scale, self._device,
             self._cut,
         )  # fmt: skip
 

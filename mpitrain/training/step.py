@@ -101,7 +101,7 @@ class SynchronousLoop(Loop):
     def roll_back(
         self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
     ) -> Skipped | None:
-        """Change no parameter, restore the layers' ``state``, lower the loss scale; collective.
+        """Change no parameter, restore the layers' ``state``, halve the loss scale; collective.
 
         Returns:
             The record; None, in a subclass: this worker alone skipped the step, and
@@ -137,7 +137,7 @@ class SynchronousLoop(Loop):
         return [parts.account.record(begun, agreed)]
 
     def _micro_batches(self, batch: Batch) -> MicroBatches:
-        """The micro-batches of a batch; reads it if its loop has not read ahead."""
+        """The micro-batches of a batch; reads it if that was not done, as for a client."""
         parts = self.parts
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))

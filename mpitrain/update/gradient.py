@@ -41,7 +41,8 @@ class GlobalGradient:
     def agree(
         self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
     ) -> Agreed:
-        """Sum the reports of the ranks that share the gradient, and its squared norm; one message.
+        """Sum the reports of the ranks that share the gradient, and its squared norm; one
+        all-reduce, and one more if a rank has not used a tensor.
 
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """

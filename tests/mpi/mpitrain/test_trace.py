@@ -44,7 +44,7 @@ def test_a_trace_of_all_ranks_on_one_clock(comm, folder):
     comm.Barrier()
     spans = read_trace(folder / "trace.json")
     assert {span.rank for span in spans} == set(range(RANKS))
-    parts = trainer.parts.passes.parts
+    parts = trainer.parts.passes.micro_batches
     for rank in range(RANKS):
         own = [span.name for span in spans if span.rank == rank and span.category == "compute"]
         assert own.count("F0") == own.count("B0") == 2

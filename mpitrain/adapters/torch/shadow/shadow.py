@@ -227,7 +227,7 @@ def _taken(parts: Parts, batch: Batch, count: int) -> tuple[Samples, Array]:
     held = batch.held or {}
     forms = {n: [(a.dtype, a.shape[1:]) for a in (s.inputs, s.labels)] for n, s in held.items()}
     alike = [n for n in sorted(held) if forms[n] == forms[min(held)]]  # not padded otherwise
-    own = np.concatenate([part(batch.indices, parts.passes.parts, n) for n in alike])
+    own = np.concatenate([part(batch.indices, parts.passes.micro_batches, n) for n in alike])
     rows = np.tile(np.arange(len(own)), 1 if count == FEW else count)[:count]
     x, labels = (
         np.concatenate([getattr(held[n], name) for n in alike])[rows]
