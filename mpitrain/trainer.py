@@ -1,6 +1,7 @@
 """``mpitrain.Trainer``: train a program's own model on its own data in one call."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -138,6 +139,7 @@ class Trainer(ClosedTogether):
         # The program may fail on one rank.
         with kept_generators(), logged_once(whole), all_or_nobody(whole):
             job, objects, module = normalise(whole, config, given, settings)
+            before_step = before_step and self._followed(before_step)
             hooks = Hooks(span=span, stop=stop, before_step=before_step)
             self.loop: Loop = start(whole, job, objects, **hooks)
         self._whole, self._job, self._objects, self._hooks = whole, job, objects, hooks
@@ -195,11 +197,17 @@ class Trainer(ClosedTogether):
 
     def steps(self, epoch: int) -> Generator[Sequence[Record]]:
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.steps`."""
-        return self.loop.steps(epoch)
+        with closing(self.loop.steps(epoch)) as steps:
+            for records in steps:
+                with self._handing_on():
+                    yield records
+                if self._own:
+                    self.parts.asked.agree(self.comm)
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.run_epoch`."""
-        return self.loop.run_epoch(epoch)
+        for records in self.steps(epoch):
+            yield from records
 
     def torch_optimizer(self) -> Any:
         """The optimiser of torch over :attr:`module`, with the state and the rates of training.
@@ -273,6 +281,16 @@ class Trainer(ClosedTogether):
         self._expect_outside("close()")
         self.loop.close()
 
+    def _handing_on(self) -> AbstractContextManager[None]:
+        return self._own.handing_on(self.parts) if self._own else nullcontext()
+
+    def _followed(self, before_step: Callable[[Parts], None]) -> Callable[[Parts], None]:
+        def run(parts: Parts) -> None:
+            with self._handing_on():
+                before_step(parts)
+
+        return run
+
     def _expect_outside(self, what: str) -> None:
         """Raise RuntimeError while ``on_record`` runs."""
         if self.parts.asked.seen is not None:
@@ -307,8 +325,9 @@ class Trainer(ClosedTogether):
             on_record: function that each rank calls with each record of
                 :mod:`mpitrain.metrics.records`, which is the same on all ranks: a ``Start`` first,
                 a ``Step`` after a step, an ``Epoch`` after a test, and others.  It may call
-                :meth:`end`, :meth:`save` and :meth:`gather` and set :attr:`rate_factor`, alike on
-                all ranks.  Costs a small message a step.
+                :meth:`end`, :meth:`save` and :meth:`gather` and set :attr:`rate_factor` and
+                attributes of the module, as a temperature, alike on all ranks.  Costs a small
+                message a step.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.

@@ -99,12 +99,14 @@ class Asked:
         end: reason to end training after the last step; empty: it goes on.
         save: whether a checkpoint of the last step is wanted.
         factor: factor on the rates of all steps to come.
+        attributes: attributes of the module that were set, by name.
         seen: record with which the function runs now; None: it does not run.
     """
 
     end: str = ""
     save: bool = False
     factor: float = 1.0
+    attributes: dict[str, object] = field(default_factory=dict)
     seen: Record | None = None
 
     def expect_open(self) -> None:
@@ -136,6 +138,7 @@ class Asked:
         told: dict[str, object] = {"gather()": gathers}
         if not gathers:
             told |= {"end()": self.end, "save()": self.save, "rate_factor": self.factor}
+            told |= self.attributes
         expect_same(comm, {f"{key} in on_record": one for key, one in told.items()})
 
 

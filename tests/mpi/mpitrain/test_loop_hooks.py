@@ -2,6 +2,8 @@
 
 import copy
 import io
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,19 +32,21 @@ def plateau(optimizer):
     return ReduceLROnPlateau(optimizer, factor=0.3, patience=0, threshold=0.2, min_lr=[0, 0.02])
 
 
-def loop_of_torch(trainer, *, schedule=None, clip=None, watch=None, norm=None, after=None):
+def loop_of_torch(
+    trainer, *, make=net, schedule=None, clip=None, watch=None, norm=None, after=None
+):
     """A module that plain torch trained on the same samples, its rates and its test losses.
 
     ``after`` sees the module after each step.
     """
     torch.manual_seed(7)
-    module = net().to(torch.float64)
+    module = make().to(torch.float64)
     optimizer = adamw(list(module.parameters()))
     scheduler = schedule(optimizer) if schedule else None
     rates, losses = [], []
     data = trainer.parts.data
     test = data.test[np.arange(len(data.test))]
-    for epoch in range(EPOCHS):
+    for epoch in range(trainer.config.train.epochs):
         for batch in trainer.parts.sampler.batches(epoch):
             some = data.train.in_epoch(epoch)[batch]
             optimizer.zero_grad()
@@ -275,6 +279,59 @@ def test_values_of_the_past_are_nobodys(comm, folder):
             pytest.raises(ConfigError, match=r"gather\(\) in on_record is True on rank 0 and"),
         ):
             trainer.fit(on_record=one)
+
+
+class Annealed(torch.nn.Module):
+    """With attributes that its program changes, batch norm and a cut between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
+        self.norm, self.heat, self.own = torch.nn.BatchNorm1d(16), 1.0, SimpleNamespace(heat=1.0)
+
+    def forward(self, x):
+        return self.leave(self.norm(self.enter(x) * self.heat).tanh() * self.own.heat)
+
+    def anneal(self, *_):
+        self.heat *= 1.1
+        self.own.heat *= 1.1
+        self.norm.momentum *= 0.9
+
+
+@pytest.mark.parametrize("by", ["record", "hook", "loop"])
+def test_attributes_of_the_module_may_change_between_steps(folder, by):
+    def on_record(record):
+        if isinstance(record, Step) and by == "record":
+            trainer.module.anneal()
+
+    def before_step(parts):
+        if by == "hook" and parts.steps_done:
+            annealed.anneal()
+
+    parallel = {"zero": 3} if MPI.COMM_WORLD.size % 2 else {"pipe": 2}
+    asked = {"parallel": parallel, "cuts": ["enter"], "micro_batches": 1, "shadow": 8, "epochs": 2}
+    torch.manual_seed(7)
+    annealed = Annealed()
+    with job(folder, model=annealed, before_step=before_step, **asked) as trainer:
+        if by == "loop":
+            for epoch in range(2):
+                for _ in trainer.steps(epoch):
+                    annealed.anneal()
+            trainer.gather()
+        else:
+            trainer.fit(on_record=on_record)
+        module, _, _ = loop_of_torch(trainer, make=Annealed, after=Annealed.anneal)
+        assert annealed.heat > 2
+        assert_alike(annealed, module)
+
+
+def test_attributes_that_ranks_set_alike_or_not(comm, folder):
+    def act(record):
+        trainer.module.own.heat = 1.0 + (comm.rank == comm.size - 1)
+
+    refused = pytest.raises(ConfigError, match=r"module\.own in on_record is .*heat.* on rank")
+    with job(folder, model=Annealed) as trainer, refused if comm.size > 1 else nullcontext():
+        trainer.fit(on_record=act)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A torch module as a layer of the trainer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,14 @@ class TorchLayer(TorchModule):
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
     """
+
+    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take attributes that the program has set, by the names of the whole module's parts.
+
+        The module of a layer with batch norm, cuts or splits is a copy of the program's.
+        """
+        for name, part in self.module.named_modules():
+            vars(part).update(changed.get(f"{self.prefix}{name}".rstrip("."), {}))
 
     def shared(self, group: TensorGroup) -> "TorchLayer":
         """The layer as this rank of a tensor group has it; itself, if the group shares nothing.

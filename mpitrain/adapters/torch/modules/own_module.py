@@ -1,16 +1,21 @@
 """A program's module beside its training, which goes on with values of its own."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.checks.module_class import hooked
-from mpitrain.adapters.torch.modules.whole import load_into
+from mpitrain.adapters.torch.modules.whole import load_into, torch_layers
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Back, Epoch, Record, Round, Skipped, Step, Write
 from mpitrain.training.parts import Parts
+
+if TYPE_CHECKING:
+    from mpitrain.adapters.torch.shadow.shadow import Shadow
 
 _STALE = (
     "the trainer's module has not the values that training has now; call trainer.gather() on all "
@@ -20,6 +25,8 @@ _LOST = (
     ", which the trainer has taken over and would not see; call end(reason), change it after "
     "fit(), and begin another trainer; for other rates, set trainer.rate_factor"
 )
+#: Attributes that each module has; the trainer sets modes itself.
+_TORCHS = vars(torch.nn.Module()).keys()
 _T = torch.Tensor
 #: Questions about a tensor that do not ask for its values.
 _ABOUT: frozenset[Any] = frozenset({
@@ -98,7 +105,7 @@ class OwnModule:
             self._looks.watches, self._looks.is_late = True, not self._is_current(parts)
             taken = _taken(self.module, parts)
             try:
-                with self._looks:
+                with self.handing_on(parts), self._looks:
                     on_record(record)
             finally:
                 self._looks.watches = False
@@ -107,6 +114,25 @@ class OwnModule:
                     raise RuntimeError(f"on_record changes {what}{_LOST}")
 
         return watch
+
+    @contextmanager
+    def handing_on(self, parts: Parts) -> Iterator[None]:
+        """Give attributes that the program sets within this block, as a temperature or the ``p`` of
+        a dropout, to the copies of the module that train and are compared."""
+        before = _attributes(self.module)
+        yield
+        changed: dict[str, dict[str, Any]] = {}
+        for (part, key), now in _attributes(self.module).items():
+            old, (value, *_) = before.get((part, key), ()), now
+            if len(old) != len(now) or any(a is not b for a, b in zip(old, now, strict=True)):
+                changed.setdefault(part, {})[key] = value
+                told = getattr(value, "__dict__", value)
+                parts.asked.attributes[f"module.{part}.{key}".replace("..", ".")] = told
+        if changed:
+            shadow = cast("Shadow | None", parts.objects.shadow)
+            for one in (*torch_layers(parts.model.layers.values()), shadow):
+                if one:
+                    one.follow(changed)
 
     def _is_current(self, parts: Parts) -> bool:
         return self._steps == parts.steps_done
@@ -172,6 +198,24 @@ def _taken(module: torch.nn.Module, parts: Parts) -> dict[str, Any]:
             options = {key: one for key, one in group.items() if key != "params"}
             found[f"group {number} of the optimizer"] = repr(options)  # also of tensors
     return found
+
+
+def _attributes(module: torch.nn.Module) -> dict[tuple[str, str], list[Any]]:
+    """Attributes of a module's parts but torch's own, by part and name, each before what it holds
+    itself if that can change."""
+    return {
+        (part, key): [value, *_held(value)]
+        for part, one in module.named_modules()
+        for key, value in vars(one).items()
+        if key not in _TORCHS
+    }
+
+
+def _held(value: Any) -> list[Any]:
+    own = getattr(value, "__dict__", value)
+    if isinstance(own, dict):
+        return [*own.keys(), *own.values()]
+    return [*own] if isinstance(own, list | set) else []
 
 
 def _bit_sum(tensor: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
 """Torch modules as layers of the trainer, and trained values for the modules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
@@ -107,6 +107,15 @@ def _in_turn(module: torch.nn.Module) -> TypeGuard[torch.nn.Sequential]:
     own = type(module)
     is_plain = isinstance(module, torch.nn.Sequential) and (own.forward, own.train) == _IN_TURN
     return is_plain and len({p.dtype for p in module.parameters()}) < 2
+
+
+def torch_layers(layers: Iterable[Layer]) -> Iterator[TorchLayer]:
+    """The torch modules among layers, also within chains of layers."""
+    for layer in layers:
+        if isinstance(layer, TorchLayer):
+            yield layer
+        elif isinstance(layer, Chain):
+            yield from torch_layers(layer.layers.values())
 
 
 def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:

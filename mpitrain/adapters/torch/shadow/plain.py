@@ -84,6 +84,11 @@ class Plain:
             for p, value in zip(given, values, strict=True):
                 p.data.copy_(value)
 
+    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take copies of attributes that the program has set, by the names of the parts."""
+        for (name, _), own in zip(self.module.named_modules(), self._own, strict=True):
+            own.update(deepcopy(changed.get(name, {})))
+
     def optimise(self, factory: Any, schedule: Any) -> None:
         """Make the program's optimiser, and its scheduler if there is one; TypeError: it is of
         other parameters."""

@@ -80,6 +80,12 @@ class Shadow:
         """The optimiser that the program's function has made here, as long as somebody has it."""
         return self._made()
 
+    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take attributes that the program has set, by the names of the module's parts."""
+        for side in (vars(self).get(name) for name in ("_plain", "_twin")):
+            if side:
+                side.follow(changed)
+
     def _end(self) -> None:
         """Compare nothing more, and free the copies."""
         self._is_off = True
