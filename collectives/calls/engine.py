@@ -22,7 +22,7 @@ from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.turn import Turn
 from collectives.calls.validate import Validator
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.plan import Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Meeting
@@ -150,7 +150,7 @@ class Engine:
         """Makes a blocking call: runs the plan of an earlier such call, or else parses it."""
         if not self._turn.take():
             self._turn.refuse()
-        watchdog, watched = self.watchdog, None
+        watchdog, watched, meeting = self.watchdog, None, None
         try:
             asked = self.settings.algorithm if algorithm is None else algorithm
             if watchdog is not None:
@@ -159,7 +159,6 @@ class Engine:
                 self._run_native(self._validator.for_native(arguments), "asked for")
                 return
             key = None if self.settings.check else self._cache.key(arguments, algorithm)
-            meeting = None
             if key is not None and (entry := self._cache.find(key)) is not None:
                 if entry.location is not None:
                     meeting = self._rendezvous.meet_again(entry.location)
@@ -170,6 +169,12 @@ class Engine:
                         self._run_plan(entry.plan, arguments)
                     return
             self._run_parsed(arguments, algorithm, key, meeting)
+        except BaseException as error:
+            if meeting is not None:
+                self._leave(arguments.collective, error)
+            if watchdog is not None and watched is not None and not self.progress.left:
+                watchdog.calls.refuse(watched, error)
+            raise
         finally:
             if watchdog is not None and watched is not None:
                 watchdog.calls.leave(watched)
@@ -192,22 +197,35 @@ class Engine:
             self._run_native(arguments, "asked for")
             return
         call = self._validator.call(arguments, algorithm, "")
-        location, places = self._rendezvous.location(call), None
-        if location is not None:
-            meeting = meeting or self._rendezvous.meet(location)
-            places = self._rendezvous.places(meeting, call)
-        made = self._cache.take(call.key, places) or self._binder.bind(call, places, planned=False)
-        plan = None if isinstance(made, NativePlan) else made
-        kept = plan is None or self._cache.keep(call.key, places, plan)
-        # When the call comes again, the MPI library gets the caller's arguments as they are.
-        if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
-            self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
-        if plan is None:
-            self._run_native(call.arguments, made.reason)
-            return
-        self._run_plan(plan, call.arguments)
+        location, places = self._rendezvous.location(call, unordered=False), None
+        try:
+            if location is not None:
+                meeting = meeting or self._rendezvous.meet(location)
+                places = self._rendezvous.places(meeting, call)
+            found = self._cache.take(call.key, places)
+            made = found or self._binder.bind(call, places, planned=False)
+            plan = None if isinstance(made, NativePlan) else made
+            kept = plan is None or self._cache.keep(call.key, places, plan)
+            # When the call comes again, the MPI library gets the caller's arguments as they are.
+            if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
+                self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
+            if plan is None:
+                self._run_native(call.arguments, made.reason)
+                return
+            self._run_plan(plan, call.arguments)
+        except BaseException as error:
+            if meeting is not None:
+                self._leave(call, error)
+            raise
         if not kept:
             plan.Free()
+
+    def _leave(self, what: object, error: BaseException) -> None:
+        """An error ends a call for which the ranks have met, or whose plan has tags already: if
+        other ranks may not have it, they go on with what this rank's next call is not."""
+        is_alone = not isinstance(error, CollectiveError | MPI.Exception)
+        if is_alone or isinstance(error, InvalidBuffer):
+            self.progress.leave(str(what), error)
 
     def _run_plan(self, plan: Plan, arguments: Arguments) -> None:
         """Runs a plan of ours."""
@@ -253,6 +271,10 @@ class Engine:
             try:
                 plan = self._make(arguments, algorithm, repeats, in_order=in_order)
                 return WatchedPlan(plan, call, watchdog)
+            except BaseException as error:
+                if not self.progress.left:
+                    watchdog.calls.refuse(call, error)
+                raise
             finally:
                 watchdog.calls.leave(call, completes=repeats)
 
@@ -295,26 +317,32 @@ class Engine:
         if algorithm is None:
             algorithm = self._validator.default(arguments.collective)
         call = self._validator.call(arguments, algorithm, ", as a plan")
-        location, places, plan, keep = self._rendezvous.location(call), None, None, None
-        if location is not None:
-            if meeting is None:
-                plan = None if repeats else self._cache.take(call.key, location)
-                meeting = self._rendezvous.meet(location, plan)
-            places = self._rendezvous.places(meeting, call)
-            if plan is not None and not all_have(meeting, plan):
-                plan.Free()
-                plan = None
-        if location and places and not (repeats or call.is_on_device):
-            keep = partial(self._keep_begun, call.key, location, call)
-            if key is not None:
-                entry = CachedCall(arguments.op, None, location, None, call.key)
-                self._cache.remember(key, entry)
-        if plan is None:
-            made = self._binder.bind(call, places, True, keep, in_order=in_order)
-            self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
-            return made
-        plan.keep, self.last_plan = keep, plan
-        return plan
+        try:
+            location = self._rendezvous.location(call, unordered=not in_order)
+            places, plan, keep = None, None, None
+            if location is not None:
+                if meeting is None:
+                    plan = None if repeats else self._cache.take(call.key, location)
+                    meeting = self._rendezvous.meet(location, plan)
+                places = self._rendezvous.places(meeting, call)
+                if plan is not None and not all_have(meeting, plan):
+                    plan.Free()
+                    plan = None
+            if location and places and not (repeats or call.is_on_device):
+                keep = partial(self._keep_begun, call.key, location, call)
+                if key is not None:
+                    self._cache.remember(
+                        key, CachedCall(arguments.op, None, location, None, call.key)
+                    )
+            if plan is None:
+                made = self._binder.bind(call, places, True, keep, in_order=in_order)
+                self.last_plan = Native(made.reason) if isinstance(made, NativePlan) else made
+                return made
+            plan.keep, self.last_plan = keep, plan
+            return plan
+        except BaseException as error:
+            self._leave(call, error)
+            raise
 
     def _keep_begun(self, parsed: Key | None, location: Location, held: object, plan: Plan) -> None:
         """Keeps a plan that has ended for the next nonblocking call on the same memory, which

@@ -69,6 +69,8 @@ def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Ca
             f"{recv.items.dtype}; both must have the same type"
         )
     counts = _counts(arguments, member, send, recv)
+    if blocks.reduces and counts is None and send and recv:
+        _expect_as_many(collective, send, to_send, recv, to_recv)
     if algorithm in ("auto", "native"):
         given = (None, send) if aside else (send, recv)
         arguments = _with_sure_words(arguments, *given)
@@ -93,6 +95,18 @@ def _expect_ours(call: Call) -> None:
     by_auto = call.algorithm == "auto" and not call.is_on_device
     if call.algorithm != "native" and not (by_auto and library().startswith("Open MPI")):
         call.refuse_overlap()
+
+
+def _expect_as_many(
+    collective: str, send: CallBuffer, to_send: int, recv: CallBuffer, to_recv: int
+) -> None:
+    """Refuses blocks of other lengths in the two buffers, before the ranks meet."""
+    expected = recv.items.size // to_recv * to_send
+    if send.items.size != expected and send.gaps is recv.gaps is None:
+        raise InvalidBuffer(
+            f"{collective}: the send buffer has {send.items.size} items, but {expected} go with a "
+            f"receive buffer of {recv.items.size}"
+        )
 
 
 def _root(arguments: Arguments, size: int) -> int:

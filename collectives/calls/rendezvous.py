@@ -25,23 +25,24 @@ class Rendezvous:
     """The meetings of one communicator's ranks, in the memory that they share.
 
     Args:
-        auto_below: the bytes below which ``auto`` takes the library's own collective.
+        auto_below: the bytes below which ``auto`` takes the library's own collective, by the
+            collective, and whether its blocks are unequal and its calls unordered.
     """
 
-    def __init__(self, resources: Resources, auto_below: Callable[[str], int]) -> None:
+    def __init__(self, resources: Resources, auto_below: Callable[[str, bool, bool], int]) -> None:
         self._resources = resources
         self._progress = resources.progress
         self._auto_below = auto_below
 
-    def location(self, call: Call) -> Location | None:
+    def location(self, call: Call, *, unordered: bool) -> Location | None:
         """The location of this rank's buffers; ``None``, on all ranks, where they do not meet for
-        this call.  Collective at first use."""
+        this call, ``unordered`` as a nonblocking one.  Collective at first use."""
         node = self._resources.node
         # Ranks without plans under way leave native calls to the library before they come here.
         if node is None or call.counts is not None or call.algorithm == "native":
             return None
         may_be_native = call.algorithm == "auto" and not call.is_on_device
-        if may_be_native and call.nbytes < self._auto_below(call.collective):
+        if may_be_native and call.nbytes < self._auto_below(call.collective, False, unordered):
             return None
         found: list[int] = []
         apart = call.algorithm != "auto" or not call.overlap

@@ -154,7 +154,11 @@ class Progress:
     def keep(self, used: object) -> None:
         """Keeps memory that an abandoned collective may still read and write."""
         if self.left:
-            _HERE.left.append(used)
+            self.hold(used)
+
+    def hold(self, used: object) -> None:
+        """Keeps what MPI may still read, for as long as this thread lives."""
+        _HERE.left.append(used)
 
     def expect_rank(self) -> None:
         """Raises :class:`CollectiveError` in a child that was forked, which may not even call the

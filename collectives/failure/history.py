@@ -148,6 +148,12 @@ class History:
                 inner.outer = call.outer
         call.outer = None
 
+    def refuse(self, call: Entered, error: BaseException) -> None:
+        """Takes back the number of a call that an error has refused before the ranks met, as the
+        other ranks do not make it, or have the same error."""
+        if isinstance(error, Exception) and call.numbered and self.made == call.number:
+            self.made, call.numbered = self.made - 1, False
+
     def complete(self, number: int) -> None:
         """Records that the collective of this number has ended."""
         self.completed = max(self.completed, number)

@@ -1,6 +1,7 @@
 """Waits for messages and requests, during which the collectives that are under way go on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -72,7 +73,8 @@ class PointToPoint:
     ) -> None:
         if not self._engine.progress.here:
             return super().Recv(buf, source, tag, status)  # type: ignore[misc]
-        self._finish(self.Irecv(buf, source, tag), status)  # type: ignore[attr-defined]
+        receive = self.Irecv(buf, source, tag)  # type: ignore[attr-defined]
+        self._finish(receive, status, receives=True)
 
     def Sendrecv(
         self,
@@ -90,8 +92,9 @@ class PointToPoint:
             )
         send = self.Isend(sendbuf, dest, sendtag)  # type: ignore[attr-defined]
         receive = self.Irecv(recvbuf, source, recvtag)  # type: ignore[attr-defined]
-        self._finish(send)
-        self._finish(receive, status)
+        with self._ended(receive):
+            self._finish(send)
+        self._finish(receive, status, receives=True)
 
     def recv(
         self,
@@ -127,9 +130,28 @@ class PointToPoint:
         while progress.here and not self.Iprobe(source, tag):  # type: ignore[attr-defined]
             progress.advance()
 
-    def _finish(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
-        while not request.Test(status):
-            self._engine.progress.advance()
+    def _finish(
+        self, request: MPI.Request, status: MPI.Status | None = None, *, receives: bool = False
+    ) -> None:
+        with self._ended(request) if receives else nullcontext():
+            try:
+                while not request.Test(status):
+                    self._engine.progress.advance()
+            except BaseException:  # a signal handler's
+                self._engine.progress.hold(request)
+                raise
+
+    @contextmanager
+    def _ended(self, receive: MPI.Request) -> Iterator[None]:
+        """An error within this block takes a receive back, or completes it, as MPI would write into
+        memory that the program may use for something else."""
+        try:
+            yield
+        except BaseException:
+            if receive:
+                receive.Cancel()
+                receive.Wait()
+            raise
 
 
 class Requests:

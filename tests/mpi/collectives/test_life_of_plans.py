@@ -5,12 +5,14 @@ import os
 import signal
 import time
 import warnings
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
+from collectives.calls.bind import Binder
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
 
 two_or_more = pytest.mark.mpi(min_size=2)
@@ -120,6 +122,21 @@ def test_a_collective_that_a_signal_left(shared, way):
     if MPI.COMM_WORLD.rank == 0 and way == "plan":  # the communicator has given it up
         with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
             other.Wait()
+
+
+@pytest.mark.parametrize("way", ["blocking", "plan"])
+@pytest.mark.parametrize("error", [MemoryError, Alarm])
+def test_an_error_behind_the_meeting_of_the_ranks(monkeypatch, way, error):
+    """Which other ranks may not have, so that they go on with the call."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        items = comm.empty(100) if way == "blocking" else np.zeros(100)
+        call = comm.Allreduce if way == "blocking" else comm.Allreduce_init
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(Binder, "_bind", Mock(side_effect=error))
+            call(MPI.IN_PLACE, items, algorithm="ring")
+        with pytest.raises(CollectiveError, match=f"left in the middle by {error.__name__}"):
+            call(MPI.IN_PLACE, items, algorithm="ring")
+        expect_well(comm, "native")
 
 
 @two_or_more

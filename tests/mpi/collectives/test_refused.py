@@ -2,12 +2,13 @@
 
 import ctypes
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, InvalidBuffer
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.calls.native import library
 from tests.cases import slow_case
@@ -41,6 +42,7 @@ def released(items):
 #: What mpi4py refuses of a buffer; what it takes is refused by no rank.
 REFUSED = {
     "a type without sums": lambda items: items.view("V8"),
+    "other lengths": lambda items: items[:-1],
     "no such count": lambda items: [items, items.size + 1, MPI.DOUBLE],
     "no type of MPI's": lambda items: [items, "?!"],
     "not contiguous": lambda items: np.repeat(items, 2)[::2],
@@ -58,6 +60,34 @@ def test_it_can_be_made_again(comm, form, way, algorithm):
             run(comm, way, "Allreduce", mine, REFUSED[form](found), algorithm=algorithm)
     run(comm, way, "Allreduce", mine, found, algorithm=algorithm)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("make", [np.zeros, slow_case(Communicator.empty)])
+@pytest.mark.parametrize("begin", ["Iallreduce", "Allreduce_init"])
+def test_two_plans_that_are_under_way_then_are_not_mixed_up(comm, begin, make):
+    one, other, *found = (make(comm, 8) if make is not np.zeros else np.zeros(8) for _ in range(4))
+    one[:], other[:] = 1.0, 100.0
+    call = partial(getattr(comm, begin), algorithm="ring")
+    if comm.rank == 0:
+        with pytest.raises(InvalidBuffer, match="8 items, but 7 go with"):
+            call(one, found[0][:7])
+    plans = [call(one, found[0]), call(other, found[1])]
+    for plan in plans if begin == "Allreduce_init" else ():
+        plan.Start()
+    for plan in plans:
+        plan.Wait()
+    assert (found[0] == comm.size).all() and (found[1] == 100.0 * comm.size).all()
+
+
+@pytest.mark.parametrize("way", FORMS[:2])
+def test_a_watchdog_counts_it_once(way):
+    with Communicator(MPI.COMM_WORLD, timeout=60) as comm:
+        mine, found = np.ones(8), np.zeros(8)
+        if comm.rank == 0:
+            with pytest.raises(InvalidBuffer):
+                run(comm, way, "Allreduce", mine, found[:7], algorithm="ring")
+        run(comm, way, "Allreduce", mine, found, algorithm="ring")
+        assert len({*MPI.COMM_WORLD.allgather(comm._engine.watchdog.calls.made)}) == 1
 
 
 @pytest.mark.parametrize("way", FORMS)

@@ -1,15 +1,70 @@
 """What a nonblocking call returns beside mpi4py's requests."""
 
 import time
+from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.calls.choice import Entry, Rule, Table
+from collectives.calls.native import library
 from collectives.execution import waiting
 
 pytestmark = pytest.mark.quick_on(2, 3)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("exchange", [False, True])
+def test_a_receive_that_is_given_up_writes_nothing_later(monkeypatch, exchange):
+    """Nor does it take the message of the next one."""
+    world, given_up, found = MPI.COMM_WORLD, np.zeros(3), np.zeros(3)
+    with Communicator(world) as comm:
+        comm.prepare()
+        if comm.rank == 0:
+            plan = comm.Iallreduce(MPI.IN_PLACE, np.ones(5), algorithm="ring")
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(comm._engine.progress, "advance", Mock(side_effect=KeyboardInterrupt))
+                if exchange:
+                    comm.Sendrecv(np.ones(1 << 17), 1, 5, given_up, 1, 7)
+                else:
+                    comm.Recv(given_up, 1, 7)
+        world.Barrier()
+        if comm.rank > 0:
+            plan = comm.Iallreduce(MPI.IN_PLACE, np.ones(5), algorithm="ring")
+        if comm.rank == 1:
+            comm.Send(np.full(3, 7.0), 0, 7)
+            if exchange:
+                sent = np.zeros(1 << 17)
+                comm.Recv(sent, 0, 5)
+                assert (sent == 1).all()
+        if comm.rank == 0:
+            comm.Recv(found, 1, 7)
+            assert (found == 7).all() and not given_up.any()
+        plan.Wait()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_are_under_way_and_others_leave_the_same_calls_to_the_library(tmp_path):
+    """Where ordinary arrays go through slots earlier than shared ones go by plans of ours."""
+    size, path = MPI.COMM_WORLD.size, tmp_path / "tuned.json"
+    kinds = ("numpy", "butterfly", 1 << 15), ("shared", "direct", 1 << 18)
+    entries = [
+        Entry(library(), "allreduce", kind, size, size, [Rule(start, algorithm, 2.0)])
+        for kind, algorithm, start in kinds
+    ]
+    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, entries)))
+    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+        comm.empty(16)
+        total = np.zeros(8192)
+        other = comm.Ibcast(np.zeros(8), 0, algorithm="binomial_tree")
+        if comm.rank == 0:
+            other.Wait()
+        comm.Iallreduce(np.ones(8192), total).Wait()
+        other.Wait()
+        assert (total == size).all()
 
 
 @pytest.fixture(params=["plain", "counted", "watched"])
