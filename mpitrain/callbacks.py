@@ -175,7 +175,6 @@ class Callbacks:
     def stop(self) -> None:
         """Save the last step, and raise Stopped on all ranks; collective."""
         parts = self._parts
-        self._save()
         self._complete()
         self.write(parts.account.times(parts.grid.place))
         why = next(filter(None, parts.comm.allgather(parts.stop.reason)), "no reason")
@@ -219,8 +218,8 @@ class Callbacks:
         is_last = parts.steps_done == parts.total_steps or self.ended()
         if best or is_last or not (parts.spikes and parts.spikes.streak):
             self._write_saved(save(parts, self._writer, best=best))
-        if not best:
-            self._saved = parts.steps_done
+            if not best:
+                self._saved = parts.steps_done
 
     def _complete(self) -> None:
         """Save the last step unless that was done, and wait for all files; collective."""
