@@ -31,7 +31,7 @@ from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
-from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
+from mpitrain.training.parts import Asked, Parts
 from mpitrain.update.agreement import Diverged, NonFinite
 
 
@@ -305,7 +305,7 @@ def running(
 @contextmanager
 def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[None]:
     """After an error on all ranks, complete the checkpoint that is being written."""
-    shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
+    own = os.getpid()
     try:
         with all_or_nobody(parts.comm, alone=ReportError):
             yield
@@ -316,10 +316,11 @@ def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[
         if resume_hint and parts.comm.rank == 0:
             print(f"mpitrain: {stopped}; {resume_hint} goes on from there", file=sys.stderr)
         raise
-    except shared as error:
-        # The checkpoint that is being written holds a step before the error.
+    except Exception as error:
+        # The checkpoint that is being written holds a step before the error.  A child that the
+        # program has forked is no rank, and no error of one rank gets here while aborts() is true.
         try:
-            if aborts() or all_here(parts.comm):
+            if os.getpid() == own and (aborts() or all_here(parts.comm)):
                 writer.finish()
         except CheckpointError as another:
             error.add_note(str(another))
