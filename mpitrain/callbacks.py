@@ -161,8 +161,9 @@ class Callbacks:
                 "other samples",
                 step=parts.steps_done,
             )
-        parts.watch.note(found, parts.steps_done)
-        if parts.measured_rates and ends_period(parts):
+        is_regular = ends_period(parts)
+        parts.watch.note(found, parts.steps_done, counts=is_regular)
+        if parts.measured_rates and is_regular:
             parts.measured_rates.note(found, parts.steps_done)
         self._do_as_asked()
         if parts.watch.is_best():
