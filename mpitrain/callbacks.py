@@ -280,17 +280,18 @@ def running(
     folder = Path(config.run.dir)
     with locked(comm, folder):
         origin_of(parts)  # before any step: those that follow from parameters move in them
-        resumed = resume(parts, allow_changes=allow_changes) if go_on else None
         writer = Writer(
             comm,
             checkpoints(config),
             keep=config.checkpoint.keep,
             background=config.checkpoint.background,
-            resumed=resumed.step if resumed else None,
             device=parts.device,
         )
         writer.prepare()
-        if not resumed:
+        resumed = resume(parts, allow_changes=allow_changes) if go_on else None
+        if resumed:
+            writer.go_on(resumed.step)
+        else:
             writer.set_aside()
             by_rank_0(comm, lambda: remove_trace(folder), ConfigError)
         is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
