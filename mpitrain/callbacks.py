@@ -31,7 +31,7 @@ from mpitrain.ranks.stop import Stopped
 from mpitrain.ranks.together import all_here, all_or_nobody, by_rank_0
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import is_due
-from mpitrain.training.parts import SHARED_ERRORS, Asked, Parts
+from mpitrain.training.parts import Asked, Parts
 from mpitrain.update.agreement import Diverged, NonFinite
 
 
@@ -161,8 +161,9 @@ class Callbacks:
                 "other samples",
                 step=parts.steps_done,
             )
-        parts.watch.note(found, parts.steps_done)
-        if parts.measured_rates and ends_period(parts):
+        is_regular = ends_period(parts)
+        parts.watch.note(found, parts.steps_done, counts=is_regular)
+        if parts.measured_rates and is_regular:
             parts.measured_rates.note(found, parts.steps_done)
         self._do_as_asked()
         if parts.watch.is_best():
@@ -175,7 +176,6 @@ class Callbacks:
     def stop(self) -> None:
         """Save the last step, and raise Stopped on all ranks; collective."""
         parts = self._parts
-        self._save()
         self._complete()
         self.write(parts.account.times(parts.grid.place))
         why = next(filter(None, parts.comm.allgather(parts.stop.reason)), "no reason")
@@ -219,8 +219,8 @@ class Callbacks:
         is_last = parts.steps_done == parts.total_steps or self.ended()
         if best or is_last or not (parts.spikes and parts.spikes.streak):
             self._write_saved(save(parts, self._writer, best=best))
-        if not best:
-            self._saved = parts.steps_done
+            if not best:
+                self._saved = parts.steps_done
 
     def _complete(self) -> None:
         """Save the last step unless that was done, and wait for all files; collective."""
@@ -280,17 +280,18 @@ def running(
     folder = Path(config.run.dir)
     with locked(comm, folder):
         origin_of(parts)  # before any step: those that follow from parameters move in them
-        resumed = resume(parts, allow_changes=allow_changes) if go_on else None
         writer = Writer(
             comm,
             checkpoints(config),
             keep=config.checkpoint.keep,
             background=config.checkpoint.background,
-            resumed=resumed.step if resumed else None,
             device=parts.device,
         )
         writer.prepare()
-        if not resumed:
+        resumed = resume(parts, allow_changes=allow_changes) if go_on else None
+        if resumed:
+            writer.go_on(resumed.step)
+        else:
             writer.set_aside()
             by_rank_0(comm, lambda: remove_trace(folder), ConfigError)
         is_watched = comm.allreduce(on_record is not None, op=MPI.LOR)
@@ -306,7 +307,7 @@ def running(
 @contextmanager
 def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[None]:
     """After an error on all ranks, complete the checkpoint that is being written."""
-    shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
+    own = os.getpid()
     try:
         with all_or_nobody(parts.comm, alone=ReportError):
             yield
@@ -317,10 +318,11 @@ def _ended_together(parts: Parts, writer: Writer, resume_hint: str) -> Iterator[
         if resume_hint and parts.comm.rank == 0:
             print(f"mpitrain: {stopped}; {resume_hint} goes on from there", file=sys.stderr)
         raise
-    except shared as error:
-        # The checkpoint that is being written holds a step before the error.
+    except Exception as error:
+        # The checkpoint that is being written holds a step before the error.  A child that the
+        # program has forked is no rank, and no error of one rank gets here while aborts() is true.
         try:
-            if aborts() or all_here(parts.comm):
+            if os.getpid() == own and (aborts() or all_here(parts.comm)):
                 writer.finish()
         except CheckpointError as another:
             error.add_note(str(another))

@@ -1,11 +1,14 @@
 """Folders of checkpoints: names, order and removal; folders of other names are left alone."""
 
+import os
 import re
 import shutil
 from pathlib import Path
 
+from mpitrain.checkpoint.manifest import MANIFEST
+
 _NAME = re.compile(r"(step|best)-([0-9]{8,})")
-_LEFT = re.compile(r"\.(step|best)-[0-9]{8,}\.(unfinished|removed)")
+_LEFT = re.compile(r"\.((?:step|best)-[0-9]{8,})\.(unfinished|removed)")
 
 
 def folder_name(step: int, *, best: bool = False) -> str:
@@ -55,7 +58,13 @@ def remove(path: Path, successor: Path | None = None) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Removes the remains of runs that were killed while they wrote or removed a checkpoint."""
-    for path in folder.iterdir():
-        if _LEFT.fullmatch(path.name):
+    """Removes the remains of runs that were killed while they wrote or removed a checkpoint.
+
+    A whole one that had no name yet gets it: the one that it replaces may be gone.
+    """
+    for path in list(folder.iterdir()):
+        if left := _LEFT.fullmatch(path.name):
+            target, is_whole = folder / left[1], (path / MANIFEST).is_file()
+            if left[2] == "unfinished" and is_whole and not os.path.lexists(target):
+                path.rename(target)
             shutil.rmtree(path, ignore_errors=True)

@@ -68,7 +68,7 @@ def resume(parts: "Parts", *, allow_changes: bool = False, before: float = inf) 
             refused.append(str(error))
             before, allow_changes = checkpoint.manifest.progress.step, False
     parts.refresh()
-    if parts.rates.ahead:
+    if parts.rates.ahead != parts.rates.tabulated:
         parts.rates.tabulate(parts.comm, parts.objects.schedule)
     if parts.measured_rates:
         measured = checkpoint.manifest.progress.measured

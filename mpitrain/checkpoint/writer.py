@@ -71,7 +71,6 @@ class Writer:
         *,
         keep: int,
         background: bool = True,
-        resumed: int | None = None,
         device: Device = HOST,
     ) -> None:
         """Writes nothing yet.
@@ -81,7 +80,6 @@ class Writer:
             folder: folder of the checkpoints; may be a link.
             keep: number of newest whole ones that stay.
             background: whether training goes on while files are written.
-            resumed: step of the one that this run goes on from, which stays, too.
             device: device of the arrays.
         """
         self._comm = comm
@@ -89,10 +87,10 @@ class Writer:
         self.last: int | None = None
         self._keep = keep
         self._background = background
-        self._resumed = resumed
+        self._resumed: int | None = None
         self._device = device
         #: Steps of checkpoints that are known to be whole.
-        self._whole = set() if resumed is None else {resumed}
+        self._whole = set[int]()
         self._thread: Thread | None = None
         self._pending: tuple[Manifest, Path] | None = None
         self._written: str | OSError = ""
@@ -100,8 +98,17 @@ class Writer:
 
     @_on_rank_0
     def prepare(self) -> None:
-        """Makes the folder, so that a run that cannot write there ends before its first step."""
+        """Makes the folder, so that a run that cannot write there ends before its first step.
+
+        Cleans it, too: a checkpoint that a killed run has left whole can be read from then on.
+        """
         self._make_folder()
+        clean(self.folder)
+
+    def go_on(self, step: int) -> None:
+        """Keeps the checkpoint after ``step``, from which this run goes on."""
+        self._resumed = step
+        self._whole.add(step)
 
     def begin(
         self,

@@ -25,6 +25,7 @@ class Rates:
         table: table of a user's own schedule, if there is one.
         factor: factor on all rates, which the program sets as it trains.
         ahead: steps taken beyond those of so many epochs in batches of this size alone.
+        tabulated: ``ahead`` as it was when the table was made.
     """
 
     optim: Optim
@@ -33,6 +34,7 @@ class Rates:
     table: ScheduleTable | None = None
     factor: float = 1.0
     ahead: int = 0
+    tabulated: int = 0
 
     @property
     def total_steps(self) -> int:
@@ -46,7 +48,7 @@ class Rates:
         A table that is there, which others may have, gets the new rows.  ConfigError on all ranks:
         the [optim] table names another one, rank 0's cannot be evaluated, or the run is too short.
         """
-        optim, total_steps = self.optim, self.total_steps
+        optim, total_steps, self.tabulated = self.optim, self.total_steps, self.ahead
         if schedule is None:
             falling = optim.decay_epochs * self.steps_per_epoch
             if optim.warmup_steps and optim.warmup_steps + falling >= total_steps:

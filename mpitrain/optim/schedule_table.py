@@ -37,7 +37,9 @@ class ScheduleTable:
     ahead: int = 0
 
     def row(self, step: int) -> int:
-        """The row of a step, counted from 0."""
+        """The row of a step, counted from 0; IndexError: the step comes before all rows."""
+        if step < self.ahead:
+            raise IndexError(f"step {step} comes before the first of the table, {self.ahead}")
         return (step - self.ahead) // self.steps
 
     def factor(self, step: int, group: int = 0) -> float:

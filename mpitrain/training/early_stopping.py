@@ -58,8 +58,11 @@ class Watch:
         self.seen = dict.fromkeys(self._read, Seen())
         self.tested = 0
 
-    def note(self, test: Epoch, step: int) -> None:
-        """Note a test after ``step`` steps; a test whose value is not finite is never the best."""
+    def note(self, test: Epoch, step: int, *, counts: bool = True) -> None:
+        """Note a test after ``step`` steps; a test whose value is not finite is never the best.
+
+        ``counts``: whether a longer run has the test, too; if not, patience ignores it.
+        """
         self.tested = step
         measured = {**test.metrics, "loss": test.test_loss}
         for text, (name, higher) in self._read.items():
@@ -67,9 +70,9 @@ class Watch:
             is_better = before.value is None or (
                 value > before.value if higher else value < before.value
             )
-            if isfinite(value) and is_better:
+            if isfinite(value) and is_better and (counts or text == self._best):
                 self.seen[text] = Seen(value, step)
-            else:
+            elif counts:
                 self.seen[text] = Seen(before.value, before.step, before.since + 1)
 
     def is_best(self) -> bool:

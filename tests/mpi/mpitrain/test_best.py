@@ -12,7 +12,7 @@ from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Evaluate
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Epoch, Resumed, Summary
+from mpitrain.metrics.records import Epoch, Resumed, Step, Summary
 from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
@@ -60,16 +60,22 @@ def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
     return replace(in_folder(config, folder), train=replace(config.train, epochs=len(SCORES)))
 
 
-def run(comm, config, *, go_on=False, stop=None, scores=SCORES):
+def run(comm, config, *, go_on=False, stop=None, end=None, scores=SCORES):
     """The records of a run, the trained values, and why it was stopped."""
     metric, records, why = Scores(scores), [], None
     flag = StopsAfter(stop) if stop else None
+
+    def see(record):
+        records.append(record)
+        if isinstance(record, Step) and record.step == end:
+            trainer.parts.asked.set_end("a pause")
+
     with start(comm, config, objects=UserObjects(metrics={"score": metric}), stop=flag) as trainer:
         metric.trainer = trainer
         if flag:
             flag.trainer = trainer
         try:
-            train(trainer, go_on=go_on, on_record=records.append)
+            train(trainer, go_on=go_on, on_record=see)
         except Stopped as error:
             why = str(error)
         values = whole(comm, trainer)
@@ -154,6 +160,19 @@ def test_a_run_that_has_ended_does_not_go_on_until_it_has_more_patience(comm, fo
     assert len(of(Epoch, records)) == 3
     assert of(Summary, records)[0].ended == "all 16 steps are done"
     assert names(folder) == ["best-00000012", f"step-{END:08d}", "step-00000016"]
+
+
+@pytest.mark.quick_on(2)
+def test_a_test_at_an_early_end_within_an_epoch_costs_no_patience(comm, folder):
+    """Nor does it cost any at the end of the steps, if a longer run has none there."""
+    records, _, _ = run(comm, scored(folder), end=5)
+    assert len(of(Epoch, records)) == 3
+    config = scored(folder)
+    run(comm, replace(config, train=replace(config.train, steps=7)), go_on=True)
+    records, _, _ = run(comm, config, go_on=True)
+    (summary,) = of(Summary, records)
+    assert summary.ended == "no better higher score in 3 tests than 3 after step 4"
+    assert of(Step, records)[-1].step == END
 
 
 @pytest.mark.quick_on(2)

@@ -202,23 +202,31 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
     equal(found, expected)
 
 
-@pytest.mark.parametrize("how", ["the loss", "a replica", "the disk"])
+class Own(Exception):
+    """An error of the program's own."""
+
+
+@pytest.mark.parametrize("how", ["the loss", "a replica", "the disk", "the program"])
 def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm, folder, how):
     more = {"log_every": 1000, "check_every": 1, "checkpoint": {"every": 2}}
     config = in_folder(mlp(), folder, **more)
 
     def spoil(parts):
-        if parts.steps_done == 2 and comm.rank == RANKS - 1:
+        if parts.steps_done == 2 and comm.rank == RANKS - 1 and how != "the program":
             parts.store.parameters[0] = 7.0 if how == "a replica" else np.nan
         if parts.steps_done == 2 and how == "the disk" and comm.rank == 0:
             (folder / "checkpoints" / "step-00000002").write_text("in the way")
 
-    kind = ReplicaMismatch if how == "a replica" and RANKS > 1 else NonFinite
+    def fail(record):
+        if isinstance(record, Step) and record.step == 3:
+            raise Own(f"of rank {comm.rank}")
+
+    kind = {"a replica": ReplicaMismatch, "the program": Own}.get(how, NonFinite)
     if how == "a replica" and RANKS == 1:
         pytest.skip("a rank is as itself")
     trainer = start(comm, config, before_step=spoil)
     with pytest.raises(kind) as caught:
-        train(trainer)
+        train(trainer, on_record=fail if how == "the program" else None)
     trainer.close()
     found = [path.name for path in (folder / "checkpoints").iterdir()]
     if how == "the disk":

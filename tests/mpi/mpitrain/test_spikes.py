@@ -187,21 +187,23 @@ def test_a_run_goes_further_back_where_a_spike_follows_the_same_checkpoint_again
     assert log.of(Step)[-1].step == 20
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("ends", [Step, Epoch, None])
 def test_a_run_that_ends_in_a_spike_keeps_it_and_one_that_is_stopped_says_so(comm, folder, ends):
-    config, parts = spiked(folder, spike_steps=3, spike_factor=1.5), []
+    """At the end of an epoch, where a checkpoint is due before the test."""
+    keys, parts = {"spike_steps": 3, "checkpoint": {"every": 5}}, []
+    config = spiked(folder, spike_factor=1.5, **keys)
 
     def end(record):
-        if ends and isinstance(record, Step) and record.step == 14:
+        if ends and isinstance(record, ends) and parts[0].steps_done == 10:
             parts[0].asked.set_end("enough")
 
-    given = {"at": [14], "value": 30.0, "on_record": end, "known": parts}
+    given = {"at": [9], "value": 30.0, "on_record": end, "known": parts}
     if ends:
         run(comm, config, **given)
     else:
-        with pytest.raises(Stopped, match=r"step 14 of 20 .*, within a spike of the loss, whose"):
-            run(comm, config, **given, stop=14)
-    assert next(iter(numbered(checkpoints(config)))) == (14 if ends else 12)
+        with pytest.raises(Stopped, match=r"step 10 of 20 .*, within a spike of the loss, whose"):
+            run(comm, config, **given, stop=10)
+    assert next(iter(numbered(checkpoints(config)))) == (10 if ends else 5)
 
 
 def test_a_run_goes_back_so_many_times_at_most(comm, folder):

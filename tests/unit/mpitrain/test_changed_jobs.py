@@ -9,6 +9,7 @@ import torch
 import mpitrain
 from collectives.calls import tables
 from mpitrain.checkpoint.manifest import CheckpointError
+from mpitrain.checkpoint.saving import resume
 from mpitrain.metrics.records import Epoch, Resumed, Step
 from tests.cases import slow_case
 
@@ -126,6 +127,26 @@ def test_rates_go_by_steps_taken_or_by_epochs(tmp_path, schedule_by, rates):
     _, records, _ = fitted(tmp_path, resume=True, batch_size=16, **job)
     found = np.array([one.lr for one in records if isinstance(one, Step)])
     np.testing.assert_allclose(found / found[0], np.array(rates) / rates[0])
+
+
+@pytest.mark.parametrize(("schedule_by", "now", "between"), [("epoch", 16, 8), ("step", 8, 16)])
+def test_rates_behind_another_size_of_batches_are_again_those_of_before(
+    tmp_path, schedule_by, now, between
+):
+    """Of a run that goes back to a checkpoint of before that size."""
+    job = {"schedule": lambda step: 1 + step, "schedule_by": schedule_by, "optimizer": of("SGD")}
+    fitted(tmp_path, steps=1, batch_size=now, **job)
+    fitted(tmp_path, resume=True, steps=3, batch_size=between, **job)
+    job |= {"model": model, "train_data": data(), "epochs": 2, "loss": nn.functional.mse_loss}
+    with mpitrain.Trainer(dir=str(tmp_path), batch_size=now, **job) as trainer:
+        rates = trainer.parts.rates
+        before = [rates.rate(step) for step in range(rates.total_steps)]
+        assert resume(trainer.parts, allow_changes=True).step == 3
+        if rates.table.ahead:
+            with pytest.raises(IndexError, match="step 0 comes before the first of the table, 1"):
+                rates.rate(0)
+        assert resume(trainer.parts, allow_changes=True, before=3).step == 1
+        assert [rates.rate(step) for step in range(rates.total_steps)] == before
 
 
 def test_samples_in_another_order_come_again_and_are_counted(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Saved, Step
+from mpitrain.metrics.records import Resumed, Saved, Step
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
@@ -115,6 +116,34 @@ def test_the_one_that_was_resumed_stays_and_a_corrupt_one_does_not_count(comm, j
     run(comm, job, 6, go_on=True, keep=1)
     assert numbers(folder) == [2, 6, 50]
     assert newest(folder)[0].folder.name == full(6)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [MANIFEST, ".step-00000004.removed", "step-00000004"])
+def test_a_run_killed_as_it_replaces_its_only_checkpoint_goes_on_from_it(
+    comm, job, monkeypatch, at
+):
+    """Just before something gets the name ``at``."""
+    run(comm, job, keep=1)
+    folder, rename = checkpoints(job), Path.rename
+
+    def killed(self, target):
+        if target.name == at:
+            raise Killed
+        return rename(self, target)
+
+    with start(comm, job) as trainer, monkeypatch.context() as patch:
+        resume(trainer.parts)
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(Killed):
+            save(trainer.parts, Writer(comm, folder, keep=1, background=False))
+    run(comm, job, 5, go_on=True, keep=1)
+    log = read_records(folder.parent / "metrics.jsonl")
+    assert [resumed.step for resumed in log.of(Resumed)] == [4]
+    assert names(folder) == [full(4), full(5)]
 
 
 def test_what_was_just_written_stays_whatever_is_newer(comm, job):
