@@ -65,15 +65,18 @@ def _keepers(parts: "Parts") -> list[Summation]:
 def restore(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:
     """Restores the state of exchanges on this rank; CheckpointError: an array is missing.
 
-    Returns names of arrays that begin anew, as the checkpoint has them for another layout.
+    Returns names of arrays that begin anew, as the checkpoint has them for another layout, or of
+    gradients where workers exchange weights now, or the other way round.
     """
+    is_alike = checkpoint.job.sync.drifts == parts.config.sync.drifts
     for kept, (_, tensor, start, values) in kept_parts(parts):
         values[...] = 0
-        for section in _sources(parts, kept, checkpoint, tensor):
+        for section in _sources(parts, kept, checkpoint, tensor) if is_alike else ():
             own = tensor.part(checkpoint.tensor(section, tensor.name)).ravel()
             values[...] += own[start - tensor.start :][: values.size]
     found = set(checkpoint.named(EXCHANGE_STATE))
-    anew = []
+    had = {section for section in checkpoint.sections if section.startswith(EXCHANGE)}
+    anew = [] if is_alike else sorted({one[len(EXCHANGE) :].partition("@")[0] for one in had})
     for name, array in state(parts).items():
         saved = checkpoint.tensor(EXCHANGE_STATE, name) if name in found else np.empty(0)
         if saved.shape == array.shape:  # else of a layout that cuts tensors elsewhere

@@ -110,14 +110,14 @@ class Worker:
     def _clock(self, clock: int, batch: Array, held: Held) -> None:
         source = self._passes.source(held, [batch])
         loss, unused = self._compute(clock, source)
+        has_samples = any(map(len, held.values()))  # a last batch may have fewer than workers
         if self._group.size > 1:
-            every = self._group.allgather((loss, unused))
-            loss = sum(part for part, _ in every)
-            unused = next((name for _, name in every if name), "")
-        if unused:
+            losses, names, some = zip(*self._group.allgather((loss, unused, has_samples)))
+            loss, unused, has_samples = sum(losses), frozenset.intersection(*names), any(some)
+        if unused and has_samples:
             raise ConfigError(
-                f"server: {unused} has no part in the loss of step {clock + 1}, and servers update "
-                "all parameters; freeze it (requires_grad = False), or train without servers"
+                f"server: {min(unused)} has no part in the loss of step {clock + 1}, and servers "
+                "update all parameters; freeze it (requires_grad = False), or train without servers"
             )
         norm = sqrt(square_sum(self._store.gradients))
         self._told.losses[clock], self._told.norms[clock] = loss, norm
@@ -152,20 +152,19 @@ class Worker:
 
     # Overflow ends in a loss that is not finite, which ends the run.
     @np.errstate(over="ignore", invalid="ignore")
-    def _compute(self, clock: int, source: MicroBatches) -> tuple[float, str]:
+    def _compute(self, clock: int, source: MicroBatches) -> tuple[float, frozenset[str]]:
         """Take this worker's part of a batch forward and backward.
 
         Returns:
-            Its part of the mean loss, and the name of a parameter without a part in it, if any.
+            Its part of the mean loss, and the names of the parameters without a part in it.
         """
         parts, passes = self._parts, self._passes
         if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
         loss, _ = compute_gradient(parts, passes, clock, source)
-        names = (tensor.name for tensor in parts.arena.tensors)
-        unused = next((name for name in names if name not in parts.store.used), "")
-        return cast(float, loss), unused
+        names = frozenset(tensor.name for tensor in parts.arena.tensors)
+        return cast(float, loss), names - parts.store.used
 
 
 def begin(parts: Parts, step: int) -> None:
