@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
@@ -72,12 +73,14 @@ class History:
         made: number of collective calls that this rank has made; all ranks count alike.
         completed: the highest number of a collective that has ended.
         polled: when a ``Test`` on this rank last found an unfinished collective.
+        threads: threads that have made blocking calls.
     """
 
     def __init__(self) -> None:
         self.made = 0
         self.completed = 0
         self.polled = float("-inf")
+        self.threads = set[int]()
         self._current: Entered | None = None
         self._brief: Brief | None = None
         self._read: tuple[Brief, Entered] | None = None
@@ -99,6 +102,8 @@ class History:
         """Makes a call that is a collective, and records it: in a tenth of the time of
         :meth:`enter`, and without its place in the user's code.  One thread at a time."""
         self.made = number = self.made + 1
+        if what[0] != "asynchronous":
+            self.threads.add(get_ident())
         outer, self._brief = self._brief, (brief := (number, what, monotonic()))
         self._kept.append(brief)
         try:
@@ -116,6 +121,7 @@ class History:
             numbered: whether all ranks make this call, so that its number is each rank's progress.
             of: number of the collective that this call runs or waits for, as ``Wait`` does.
         """
+        self.threads.add(get_ident())
         if of is None:
             self.made += numbered
             of = self.made

@@ -46,7 +46,7 @@ def missing(peers: Peers, number: int, answers: Answers) -> list[int]:
 def deadlock(peers: Peers, answers: Answers) -> str:
     """Sentence about two ranks that wait for each other; empty if there are none.
 
-    No time is needed for the proof: a rank that waits in a collective makes no other call.
+    No time is needed for the proof: a thread that waits in a collective makes no other call.
     """
     waiting = {rank: status for rank, status in answers.items() if status["meets"]}
     for rank, status in waiting.items():
@@ -59,6 +59,8 @@ def deadlock(peers: Peers, answers: Answers) -> str:
                     "of one of them has left a collective out"
                 )
             if not its["elsewhere"] or its["made"] >= number:
+                continue
+            if max(status["threads"], its["threads"]) > 1:  # another one may make the call yet
                 continue
             where, at, what = its["elsewhere"][0]
             if where != peers.token and status["made_on"].get(where, at) < at:

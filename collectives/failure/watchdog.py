@@ -181,6 +181,7 @@ class Watchdog:
             "meets": call is not None and is_meeting(call),
             "made": self.calls.made,
             "made_on": {other._peers.token: other.calls.made for other in running[-_MOST_SHOWN:]},
+            "threads": len(self.calls.threads.union(*(one.calls.threads for one in running))),
             "elsewhere": [(token, it.number, str(it)) for token, it in elsewhere[:1]],
             "polls": monotonic() - self.calls.polled < min(1.0, 0.5 * self.timeout),
             # Ranks enter a call one after the other, and the first one asks all at once.

@@ -91,6 +91,7 @@ class Group(Reductions, Copies):
         given = getattr(timeout, "timeout", timeout)
         is_set = given is not None and given >= timedelta(0)
         seconds = given.total_seconds() if is_set else self.watchdog.timeout
+        self.order.before_message()
         self._monitored += 1
         monitored_barrier(self.comm, self._monitored, seconds, wait_all_ranks)
 
@@ -260,6 +261,8 @@ def create(options: Any, chosen: Any = None) -> Any:
 def create_group(ranks: list[int], timeout: timedelta, store: Any) -> Any:
     """A group of these ranks of ``MPI.COMM_WORLD``, of all if there are none; on its ranks only."""
     world, first = MPI.COMM_WORLD, _world()
+    if first:
+        first.order.before_message()
     with first.watchdog.waiting("new_group", numbered=False) if first else nullcontext():
         if ranks:
             group = world.Get_group().Incl(ranks)

@@ -37,8 +37,10 @@ class Copies(Calls):
 
         def call() -> None:
             for tensor in tensors:
-                with Joined([tensor], reads=self._rank == root) as whole:
-                    self.comm.Bcast(memory(whole), root)
+                flat = Joined([tensor], reads=self._rank == root)
+                self.comm.Bcast(memory(flat.whole), root)
+                if self._rank != root:
+                    flat.write_back()
 
         return self._submit("broadcast", tensors, options, call, root=root)
 
@@ -91,7 +93,7 @@ class Copies(Calls):
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank
         check_dense([source])
-        parts = outputs[0] if self._rank == root else []
+        parts = list(outputs[0]) if self._rank == root else []  # the caller may change its list
         if parts:
             check_parts("gather", parts, source, self._size)
 

@@ -95,13 +95,14 @@ class Reductions(Calls):
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
-                with Joined([tensor], reads=True) as whole:
-                    part = one.addend(whole)
-                    if root == self._rank:
-                        self.comm.Reduce(MPI.IN_PLACE, memory(part), one.op, root)
-                        one.finish(part, whole, self._size)
-                    else:
-                        self.comm.Reduce(memory(part), None, one.op, root)
+                flat = Joined([tensor], reads=True)
+                part = one.addend(flat.whole)
+                if root == self._rank:
+                    self.comm.Reduce(MPI.IN_PLACE, memory(part), one.op, root)
+                    one.finish(part, flat.whole, self._size)
+                    flat.write_back()
+                else:
+                    self.comm.Reduce(memory(part), None, one.op, root)
 
         return self._submit("reduce", tensors, options, call, root=root)
 
@@ -110,7 +111,8 @@ class Reductions(Calls):
     ) -> dist._Work:
         """Blocks may be unequal."""
         output = listed(outputs)[0]
-        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        # The caller may change its list while the call is under way.
+        parts = list(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
         check_parts("reduce_scatter", parts, output, self._size, self._rank)
         return self._reduce_scatter("reduce_scatter", [output], [parts], options)
 

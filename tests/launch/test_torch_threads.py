@@ -65,6 +65,13 @@ else:
     dist.send(torch.ones(1), 0)
 work.get_future().then(lambda done: dist.all_reduce(twos)).wait()
 assert twos.tolist() == [size * size] * 3
+# Nor does a new group wait for them, or a barrier that names who is late.
+for waits in (lambda: dist.new_group(list(range(size))), dist.monitored_barrier):
+    ones, work = begun()
+    if rank == 1:
+        work.wait()
+    waits()
+    assert ones.tolist() == [size] * 3
 begun(beside)  # nobody waits
 names = {thread.name for thread in threading.enumerate()}
 assert "collectives" not in names, names

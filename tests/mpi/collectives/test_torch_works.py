@@ -10,6 +10,8 @@ from mpi4py import MPI
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
+from collectives.torch.backend import backend_of
+
 pytestmark = [pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
 P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 SIZES = [5, 50_000]
@@ -35,6 +37,31 @@ def test_an_error_in_a_future_is_raised_for_its_reader_and_at_the_end_of_the_gro
         with pytest.raises(RuntimeError, match=REFUSED):
             torch.futures.collect_all([future]).wait()
     ended(group)
+
+
+@pytest.mark.parametrize("call", ["reduce_scatter", "gather"])
+def test_the_callers_list_may_change_while_the_call_is_under_way(call):
+    given, result = [torch.full((3,), RANK + 1.0) for _ in range(P)], torch.zeros(3)
+    results, parts = list(given), list(given)
+    with backend_of(dist.group.WORLD).order.runs:  # so that no thread is earlier
+        if call == "reduce_scatter":
+            work = dist.reduce_scatter(result, parts, async_op=True)
+        else:
+            work = dist.gather(torch.full((3,), -1.0), parts if RANK == 0 else None, async_op=True)
+        parts[:] = [torch.zeros(3)] * P
+    work.wait()
+    if call == "reduce_scatter":
+        assert (result == P * (P + 1) / 2).all()
+    elif RANK == 0:
+        assert all((one == -1).all() for one in results)
+
+
+def test_a_rank_that_only_sends_writes_nothing_back():
+    """Its tensor may be one number many times, or memory that nobody may write to."""
+    one, root = torch.tensor(3.0).expand(8), P - 1
+    dist.broadcast(one if root == RANK else (got := torch.zeros(8)), root)
+    dist.reduce(one if root != RANK else (total := torch.full((8,), 3.0)), root)
+    assert (total == 3 * P).all() if root == RANK else (got == 3).all()
 
 
 def test_ddp_raises_the_error_of_a_sum():

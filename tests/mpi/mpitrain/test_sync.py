@@ -285,6 +285,23 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
         equal(whole(comm, trainer), expected)
 
 
+def test_residuals_of_gradients_are_none_of_weights(comm, folder):
+    """A rate at which nothing moves shows what a resumed run brings along."""
+    dense = replace(mlp("float64"), compress=Compress("topk:keep=0.1", least=1))
+    dense = in_folder(dense, folder)
+    with start(comm, dense) as trainer:
+        list(islice(trainer.run_epoch(0), 5))
+        keep(trainer)
+        expected = whole(comm, trainer)
+    still = replace(dense, optim=Optim(lr=1e-30), sync=Sync(kind="local", period=2))
+    with start(comm, still) as trainer:
+        assert resume(trainer.parts, allow_changes=True).step == 5
+        list(islice(trainer.run_epoch(0), 4))
+        trainer.parts.drain()
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-12, atol=1e-12)
+
+
 def spoil(trainer, step, value):
     """Put a value into the last rank's gradients of a step, counted from 0."""
     parts, wait = trainer.parts, trainer.parts.store.wait

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from tests.cases import slow_case
-from tests.mpi.mpitrain.fits import PARALLEL, RANKS, assert_interrupted_alike, made, torch
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Waves, assert_interrupted_alike, made, torch
 
 nn = torch.nn
 pytestmark = pytest.mark.at_most(5)
@@ -184,6 +184,12 @@ class Pair(nn.Module):
 
 def of_all(outputs, labels):
     return (outputs.mean(1, keepdim=True) - labels).square().mean()
+
+
+@pytest.mark.skipif(RANKS < 3, reason="two workers and a server")
+def test_servers_take_a_last_batch_of_fewer_samples_than_workers(folder):
+    with made(folder, train_data=Waves(25, 1), server={"ranks": 1, "bound": 0}) as trainer:
+        assert len(trainer.fit()) == 2
 
 
 @pytest.mark.skipif(RANKS < 2, reason="a worker and a server")

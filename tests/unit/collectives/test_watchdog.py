@@ -253,6 +253,7 @@ def answer(rank, number, made, what="allreduce", elsewhere=(), **more):
         "made": made,
         "made_on": {},
         "elsewhere": elsewhere,
+        "threads": 1,
         "polls": False,
         "where": f"program.py:{rank}",
         "stack": "its stack",
@@ -285,6 +286,9 @@ def test_two_ranks_that_wait_for_each_other_on_two_communicators(pair):
     begun = answer(0, 5, 5, made_on={"other": 3})
     assert not deadlock(pair, {0: begun, 1: answer(1, None, 4, elsewhere=there)})
     assert not deadlock(pair, {0: first, 1: answer(1, None, 5, elsewhere=there)})
+    # Another thread of a rank may come to it yet.
+    threads = answer(1, None, 4, elsewhere=there, threads=2)
+    assert not deadlock(pair, {0: first, 1: threads})
     # A communicator that this rank is not in, or does not watch.
     assert not deadlock(pair, {0: answer(0, 5, 5), 1: answer(1, None, 4, elsewhere=there)})
 
