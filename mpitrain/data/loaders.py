@@ -124,7 +124,7 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
 def _order(what: str, batches: Any, dataset: Any, utils: Any) -> dict[str, Any]:
     """The order of torch's own samplers over the whole data set; others give theirs."""
     sampler, kind = batches.sampler, type(batches.sampler)
-    source = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+    source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
     known = (utils.DistributedSampler, utils.SequentialSampler, utils.RandomSampler)
     if kind in known and (source is dataset or len(source) == len(dataset)):
         if kind is utils.DistributedSampler:  # it has the share of a rank
