@@ -3,12 +3,13 @@
 import hashlib
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from mpi4py import MPI
 
+from mpitrain.arrays import Array
 from mpitrain.data import DataError, Dataset, Sampler, digest
-from mpitrain.data.sampler import OwnOrder
+from mpitrain.data.sampler import OwnOrder, joined
 from mpitrain.ranks.together import together
 
 
@@ -47,18 +48,34 @@ def load_on_all(
 
 
 def expect_same_order(comm: MPI.Intracomm, order: Sampler) -> Sampler:
-    """The order of the samples, which is the same on all ranks; collective.
+    """The order of the samples, of which the first epoch is the same on all ranks; collective.
 
     Raises:
         DataError: on all ranks: a program's own sampler gives two orders of one epoch, or ranks
             have others.
     """
-    if not isinstance(order, OwnOrder):
-        return order
-    first = together(comm, order.expect_one_order, DataError)
-    if len(set(comm.allgather(hashlib.blake2b(first).digest()))) > 1:
-        raise DataError(
-            f"{type(order.given).__name__} gives other samples on some ranks than on others; let "
-            "it give all samples of each batch on all of them, as the trainer divides them itself"
-        )
+    if isinstance(order, OwnOrder):
+        _compare(comm, order, together(comm, order.expect_one_order, DataError), 0)
     return order
+
+
+def batches_of(comm: MPI.Intracomm, order: Sampler, epoch: int, seen: int = 0) -> Iterator[Array]:
+    """``order.batches(epoch, seen)``, which are the same on all ranks; collective.
+
+    Raises:
+        DataError: on all ranks: a program's own sampler fails, or gives ranks other batches.
+    """
+    if not isinstance(order, OwnOrder):
+        return order.batches(epoch, seen)
+    own = together(comm, lambda: [*order.batches(epoch, seen)], DataError)
+    _compare(comm, order, own, epoch)
+    return iter(own)
+
+
+def _compare(comm: MPI.Intracomm, order: OwnOrder, own: Iterable[Array], epoch: int) -> None:
+    if len(set(comm.allgather(hashlib.blake2b(joined(own)).digest()))) > 1:
+        raise DataError(
+            f"{type(order.given).__name__} gives other samples on some ranks than on others in "
+            f"epoch {epoch}; let it give the same whole batches on all of them, as the trainer "
+            "divides them itself"
+        )

@@ -93,6 +93,14 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
     if collate is not None:
         raise DataError(f"{what} is a DataLoader, which has a collate_fn; give collate_fn there")
     utils: Any = sys.modules["torch"].utils.data
+    # A subclass may change batches in either of these.
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(type(loader), name, None) is not getattr(utils.DataLoader, name):
+            raise DataError(
+                f"{what}: {type(loader).__name__} has its own {name}(), which the trainer does not "
+                "call, as it reads the data set itself; give a DataLoader of torch, and change "
+                "samples in the data set or in collate_fn"
+            )
     own, dataset = loader.collate_fn, loader.dataset
     found: dict[str, Any] = {
         "data": dataset,
@@ -110,20 +118,24 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
         return Taken(**found | _own_batches(what, batches, len(dataset)))
     # A DataLoader that was given its batch sampler says neither of these.
     found |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    return Taken(**found | _order(what, batches.sampler, batches.batch_size, utils))
+    return Taken(**found | _order(what, batches, dataset, utils))
 
 
-def _order(what: str, sampler: Any, batch_size: int, utils: Any) -> dict[str, Any]:
-    if isinstance(sampler, utils.DistributedSampler):  # it has the share of a rank
-        whole = batch_size * sampler.num_replicas
-        log.info("%s: its DistributedSampler is left out, and batches are of %d", what, whole)
-        own = {"shuffles": sampler.shuffle, "drop_last": sampler.drop_last}
-        return {"batch_size": whole, **own}
-    if type(sampler) is utils.SequentialSampler:
-        return {"shuffles": False}
-    plain = type(sampler) is utils.RandomSampler and not sampler.replacement
-    if plain and sampler.num_samples == len(sampler.data_source):
-        return {"shuffles": True}
+def _order(what: str, batches: Any, dataset: Any, utils: Any) -> dict[str, Any]:
+    """The order of torch's own samplers over the whole data set; others give theirs."""
+    sampler, kind = batches.sampler, type(batches.sampler)
+    source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+    known = (utils.DistributedSampler, utils.SequentialSampler, utils.RandomSampler)
+    if kind in known and (source is dataset or len(source) == len(dataset)):
+        if kind is utils.DistributedSampler:  # it has the share of a rank
+            whole = batches.batch_size * sampler.num_replicas
+            log.info("%s: its DistributedSampler is left out, and batches are of %d", what, whole)
+            return {"batch_size": whole, "shuffles": sampler.shuffle}
+        if kind is utils.SequentialSampler:
+            return {"shuffles": False}
+        plain = kind is utils.RandomSampler and not sampler.replacement
+        if plain and sampler.num_samples == len(source):
+            return {"shuffles": True}
     _expect_undivided(what, sampler)
     _length(what, sampler)
     return {"order": sampler}

@@ -149,17 +149,17 @@ class OwnOrder(Sampler):
             )
         return order
 
-    def expect_one_order(self) -> bytes:
+    def expect_one_order(self) -> list[Array]:
         """Check that an epoch has one order, however often it is read.
 
         Returns:
-            The indices of the first epoch, which must be the same on all ranks.
+            The batches of the first epoch, which must be the same on all ranks.
 
         Raises:
             DataError: it has two, or :meth:`batches` raises it.
         """
-        first, again = (b"".join(one.tobytes() for one in self.batches(0)) for _ in range(2))
-        if first != again:
+        first, again = ([*self.batches(0)] for _ in range(2))
+        if joined(first) != joined(again):
             raise self._wrong(
                 "gives two orders of one epoch, so that ranks and resumed runs would differ; let "
                 "it draw from torch's, NumPy's or Python's own generator, or from one that it has "
@@ -188,3 +188,8 @@ class OwnOrder(Sampler):
 
     def _wrong(self, why: str) -> DataError:
         return DataError(f"{type(self.given).__name__} {why}")
+
+
+def joined(batches: Iterable[Array]) -> bytes:
+    """Bytes of indices, in which batches end with -1."""
+    return b"".join(np.append(batch, -1).tobytes() for batch in batches)

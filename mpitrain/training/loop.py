@@ -13,6 +13,7 @@ from mpi4py import MPI
 from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
+from mpitrain.data.everywhere import batches_of
 from mpitrain.metrics.records import Record
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.summation import uncountable
@@ -158,12 +159,18 @@ def is_due(every: int, before: int, done: int) -> bool:
 
 
 def remaining(parts: Parts, epoch: int) -> Iterator[Array]:
-    """Indices of the samples of each step of an epoch, for the steps that are not done yet."""
+    """Indices of the samples of each step of an epoch that is not done yet; collective.
+
+    Raises:
+        DataError: on all ranks: a program's own sampler fails, or gives ranks other samples.
+    """
     if epoch > parts.epoch:
         raise ValueError(f"epoch {epoch} cannot begin: the steps of epoch {parts.epoch} come first")
     end = (epoch + 1) * parts.sampler.steps_per_epoch + parts.rates.ahead
-    left = min(end, parts.total_steps) - parts.steps_done
-    return islice(parts.sampler.batches(epoch, parts.seen), max(0, left))
+    left = max(0, min(end, parts.total_steps) - parts.steps_done)
+    if not left:
+        return iter(())
+    return islice(batches_of(parts.comm, parts.sampler, epoch, parts.seen), left)
 
 
 def read_batches(

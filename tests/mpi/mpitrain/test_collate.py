@@ -238,9 +238,39 @@ class Drawn(Buckets):
 class Ours(Buckets):
     """Goes by the rank."""
 
+    epoch, since = 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
     def __iter__(self):
         batches = list(super().__iter__())
-        return iter(batches[::-1] if MPI.COMM_WORLD.rank else batches)
+        by_rank = MPI.COMM_WORLD.rank and self.epoch >= self.since
+        return iter(batches[::-1] if by_rank else batches)
+
+
+class Later(Ours):
+    """Only from the second epoch on."""
+
+    since = 1
+
+
+class Failing(Later):
+    def __iter__(self):
+        assert not MPI.COMM_WORLD.rank or not self.epoch, "no lines"
+        return Buckets.__iter__(self)
+
+
+class Cut(Ours):
+    """Goes by the rank in where a batch ends alone."""
+
+    def __len__(self):
+        return super().__len__() + 1
+
+    def __iter__(self):
+        *others, last = sorted(Buckets.__iter__(self), key=len)
+        cut = 3 + (MPI.COMM_WORLD.rank > 0)
+        return iter([*others, last[:cut], last[cut:]])
 
 
 def loader_of(batches, collate=pad):
@@ -281,9 +311,20 @@ def test_what_would_train_other_numbers_is_refused(comm, folder, changed, error,
 
 
 @pytest.mark.mpi(min_size=2)
-def test_batches_that_a_rank_divides_are_refused(comm, folder):
-    with pytest.raises(DataError, match="other samples on some ranks than on others"):
-        made(folder, **given(train_data=loader_of(Ours)))
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (Ours, "other samples on some ranks than on others in epoch 0"),
+        (Cut, "other samples on some ranks than on others in epoch 0"),
+        (Later, "other samples on some ranks than on others in epoch 1"),
+        (Failing, r"Failing cannot be read: .*no lines.* \(rank 1 of"),
+    ],
+)
+def test_batches_that_a_rank_divides_are_refused(comm, folder, batches, message):
+    """On all ranks, when the epoch begins."""
+    with pytest.raises(DataError, match=message) as raised:
+        made(folder, **given(train_data=loader_of(batches))).fit()
+    assert len(set(comm.allgather(str(raised.value)))) == 1
 
 
 @pytest.mark.parametrize("draws", [False, True])
