@@ -47,16 +47,15 @@ def expect_values(
         samples: samples of this part.
         numbers: numbers of these samples in the part; None: they are the whole part.
     """
-    loss, inputs, rows = model.loss, samples.inputs, model.choices
-    is_table = rows and inputs.dtype.kind in "iu" and inputs.size
-    if is_table and (inputs.min() < 0 or inputs.max() >= rows):
+    loss, inputs, limit = model.loss, samples.inputs, model.choices
+    is_table = limit and inputs.dtype.kind in "iu" and inputs.size
+    if is_table and (inputs.min() < 0 or inputs.max() >= limit):
         flat = inputs.reshape(len(inputs), -1)
-        bad = (flat < 0) | (flat >= rows)
-        row = int(bad.any(axis=1).argmax())
+        at, column = np.argwhere((flat < 0) | (flat >= limit))[0]
         raise DataError(
-            f"sample {row if numbers is None else numbers[row]} to {of} on holds the input "
-            f"{flat[row][bad[row]][0]}, and the model's table has the rows 0 to {rows - 1}; "
-            "correct the sample, or ask for more rows by classes=, data.vocabulary or data.rows"
+            f"sample {at if numbers is None else numbers[at]} to {of} on holds the input "
+            f"{flat[at, column]}, and the model's table has the rows 0 to {limit - 1}; correct "
+            "the sample, or ask for more rows by classes=, data.vocabulary or data.rows"
         )
     labels, is_binary = samples.labels, extras.BinaryCrossEntropy.made(loss)
     if not labels.size or not (is_binary or (classes and labels.dtype.kind in "iub")):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from collectives.errors import words
+from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
@@ -119,7 +120,7 @@ def _whole(parts: Parts, outputs: Array, labels: Array) -> tuple[Array, Array]:
         scores = np.zeros((*outputs.shape[:-1], columns), outputs.dtype)
         scores[..., group.share(columns)] = outputs
         outputs = group.sum(scores)
-    if cut and cut.cuts_labels:
+    if extras.Positions.made(cut):
         return cut.gather(outputs), cut.gather(labels)
     return outputs.copy(), labels
 
