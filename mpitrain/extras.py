@@ -37,7 +37,7 @@ __getattr__, __dir__ = names_of(
         "mpitrain.data.map_style": "OwnSamples",
         "mpitrain.data.slots": "Room Slot",
         "mpitrain.data.stream": "Streamed",
-        "mpitrain.data.text": "load_text",
+        "mpitrain.data.text": "Tokens load_text",
         "mpitrain.data.tokens": "load_tokens",
         "mpitrain.device.cuda": "Cuda",
         "mpitrain.doctor": "doctor",

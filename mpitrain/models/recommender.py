@@ -34,7 +34,7 @@ class SpreadTables(nn.Layer):
 
     def __init__(self, tables: int, rows: int, width: int, group: TensorGroup) -> None:
         self.tables = tables
-        self.rows = rows
+        self.rows = self.choices = rows
         self.width = width
         self.group = group
 

@@ -7,10 +7,17 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.layer import Elementwise, Initial, widened
+from mpitrain.nn.layer import Elementwise, Initial, Verdict, widened
 from mpitrain.nn.sizes import expect_features, expect_sizes
+
+#: Why a batch is refused in training; it names the norm.
+SINGLE = (
+    "batch norm {} has a single value a channel, as a batch of one sample gives it, and no "
+    "variance; change train.batch_size, or set drop_last=True"
+)
 
 
 class BatchNorm(Elementwise):
@@ -34,6 +41,10 @@ class BatchNorm(Elementwise):
         self.channels = channels
         self.epsilon = epsilon
         self.momentum = momentum
+        self._verdict = Verdict()
+
+    def verdicts(self) -> list[Verdict]:
+        return [self._verdict]
 
     def initial(self) -> Mapping[str, Initial]:
         shape = (self.channels,)
@@ -57,6 +68,8 @@ class BatchNorm(Elementwise):
         count: Array | None = None
         if context.training:
             count, mean, squares = moments(rows, context.replicas)
+            if (count == self.copies).any():
+                self._verdict.say(ConfigError(SINGLE.format(".".join(context.path) or "layer")))
             variance = squares / xp.maximum(count, 1)
             if not context.again:
                 squares, each = squares / self.copies, count / self.copies

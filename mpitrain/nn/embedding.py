@@ -33,7 +33,7 @@ class TokenEmbedding(_TokenTable):
 
     def __init__(self, vocabulary: int, width: int, group: TensorGroup) -> None:
         super().__init__(vocabulary, width)
-        self.group = group
+        self.group, self.choices = group, vocabulary
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width

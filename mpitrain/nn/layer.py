@@ -82,6 +82,7 @@ class Layer(ABC):
         repeats: whether the backward pass goes forward again, by the parameters of that time.
         adds_losses: whether it adds terms to the loss of a training step, means over samples.
         mixes: whether replicas take the moments of their samples together, as batch norm does.
+        choices: rows of the table that integer inputs name, from 0 on; 0: they name none.
     """
 
     split: Mapping[str, int] = {}
@@ -96,6 +97,7 @@ class Layer(ABC):
     repeats = False
     adds_losses = False
     mixes = False
+    choices = 0
 
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""

@@ -33,8 +33,8 @@ from mpitrain.training import build
 from mpitrain.training.account import Account, traffic_of
 from mpitrain.training.compatibility import (
     expect_fitting,
-    expect_labels_in_memory,
     expect_untested,
+    expect_values_in_memory,
     initial,
     named_metrics,
     whole_state,
@@ -202,7 +202,7 @@ def _add_model(parts: Parts) -> None:
             expect(config, "recomputed")
         outputs = expect_fitting(outline, data)
         outline = models.build(config, data, layers=layers, loss=loss)  # a loss may tie layers
-        expect_labels_in_memory(outline.loss, data)
+        expect_values_in_memory(outline, data)
         partition = partition_of(config, outline, layout)
         return outputs, partition, shared_stages(outline, partition, layout)
 

@@ -32,19 +32,31 @@ def expect_fitting(model: SequentialModel, data: Dataset) -> Shape:
     return outputs
 
 
-def expect_labels(
-    loss: LossFunction, classes: int, of: str, samples: Samples, numbers: Array | None = None
+def expect_values(
+    model: SequentialModel, classes: int, of: str, samples: Samples, numbers: Array | None = None
 ) -> None:
-    """Raise DataError if a label is no class, or no number from 0 to 1, and name its sample.
+    """Raise DataError if an input or a label is outside of its range, and name its sample.
+
+    Inputs of an embedding are rows of its table; a label is a class, or a number from 0 to 1.
 
     Args:
-        loss: the loss; labels that are its ``ignore_index`` may lie anywhere.
+        model: the model; labels that are the ``ignore_index`` of its loss may lie anywhere.
         classes: number of classes; 0: labels are numbers, which binary_cross_entropy takes from 0
             to 1.
         of: the part of the data set, ``"train"`` or ``"test"``.
         samples: samples of this part.
         numbers: numbers of these samples in the part; None: they are the whole part.
     """
+    loss, inputs, limit = model.loss, samples.inputs, model.choices
+    is_table = limit and inputs.dtype.kind in "iu" and inputs.size
+    if is_table and (inputs.min() < 0 or inputs.max() >= limit):
+        flat = inputs.reshape(len(inputs), -1)
+        at, column = np.argwhere((flat < 0) | (flat >= limit))[0]
+        raise DataError(
+            f"sample {at if numbers is None else numbers[at]} to {of} on holds the input "
+            f"{flat[at, column]}, and the model's table has the rows 0 to {limit - 1}; correct "
+            "the sample, or ask for more rows by classes=, data.vocabulary or data.rows"
+        )
     labels, is_binary = samples.labels, extras.BinaryCrossEntropy.made(loss)
     if not labels.size or not (is_binary or (classes and labels.dtype.kind in "iub")):
         return
@@ -85,11 +97,11 @@ def ignored_by(loss: LossFunction) -> int | None:
     return found
 
 
-def expect_labels_in_memory(loss: LossFunction, data: Dataset) -> None:
-    """Raise DataError if the loss does not take the label of a sample in memory."""
+def expect_values_in_memory(model: SequentialModel, data: Dataset) -> None:
+    """Raise DataError if the model or its loss does not take a sample in memory."""
     for of, samples in (("train", data.train), ("test", data.test)):
         if isinstance(samples, Samples):
-            expect_labels(loss, data.classes, of, samples)
+            expect_values(model, data.classes, of, samples)
 
 
 def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from collectives.errors import words
+from mpitrain import extras
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
@@ -57,6 +58,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     whole = any(isinstance(metric, AllSamples) for metric in metrics.values())
     totals: dict[str, Array] = {}
     kept: list[tuple[int, Array, Array]] = []
+    is_alone = not (place.tensor or place.context)  # the first of the ranks that share samples
 
     def own(count: int) -> range:
         ours = range(place.replica, count, layout.replicas[place.stage])
@@ -74,7 +76,9 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
                 counted = counted + device.number(count[0])
         if whole and len(found):
             first = int(source.indices(micro_batch)[0])
-            kept.append((first, device.get(outputs).copy(), device.get(found)))
+            samples = _whole(parts, device.get(outputs), device.get(found))
+            if is_alone:
+                kept.append((first, *samples))
         for name, metric in metrics.items():
             if not isinstance(metric, AllSamples):
                 totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
@@ -96,7 +100,7 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
         told = (device.read([mean, counted]), totals) if is_first else ([0.0, 0.0], {})
         every = parts.comm.allgather(told)
         parts.purity.expect("test")
-    pieces = parts.comm.gather(kept if is_first else []) if whole else None
+    pieces = parts.comm.gather(kept) if whole else None
     found = {
         name: _of_all(parts, name, metric, pieces)
         if isinstance(metric, AllSamples)
@@ -107,6 +111,18 @@ def evaluate(parts: Parts, epoch: int) -> Epoch:
     if reduction == "count":
         mean *= mean_correction(len(test) * each, counted)
     return Epoch(epoch, found.pop("loss", mean), found)
+
+
+def _whole(parts: Parts, outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Outputs and labels of whole samples, of which ranks have positions or columns; collective."""
+    group, cut, columns = parts.model.group, parts.passes.cut, parts.data.outputs
+    if group.size > 1:
+        scores = np.zeros((*outputs.shape[:-1], columns), outputs.dtype)
+        scores[..., group.share(columns)] = outputs
+        outputs = group.sum(scores)
+    if extras.Positions.made(cut):
+        return cut.gather(outputs), cut.gather(labels)
+    return outputs.copy(), labels
 
 
 def _of_all(parts: Parts, name: str, metric: AllSamples, pieces: Any) -> float:

@@ -15,7 +15,7 @@ from mpitrain.data.loader import Loader, Request
 from mpitrain.fields import described
 from mpitrain.ranks.together import together
 from mpitrain.training.batches import part
-from mpitrain.training.compatibility import expect_labels
+from mpitrain.training.compatibility import expect_values
 
 if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
@@ -40,10 +40,11 @@ class Feed:
         comm, data, config, grid = parts.comm, parts.data, parts.config, parts.grid
         self._comm: MPI.Intracomm = comm
         # Ranks may have different numbers of processes; all must agree on whether to synchronise.
-        may_fail = config.data.workers > 0 or extras.OwnSamples.made(data.train)
+        is_ours = isinstance(data.train, Samples) or extras.Tokens.made(data.train)
+        may_fail = config.data.workers > 0 or not is_ours
         self._may_fail = comm.allreduce(may_fail, op=MPI.LOR)
         self._first, self._varies = data.train[:1], data.varies
-        self._loss, self._classes = parts.model.loss, data.classes
+        self._model, self._classes = parts.model, data.classes
         samples = {"train": data.train}
         if data.test is not None:
             samples["test"] = data.test
@@ -95,7 +96,7 @@ class Feed:
             for m, samples in found.items():
                 self._expect_alike(samples)
                 if self._may_fail:
-                    expect_labels(self._loss, self._classes, of, samples, micro_batches[m])
+                    expect_values(self._model, self._classes, of, samples, micro_batches[m])
             self.read_seconds = perf_counter() - begun
             return found
 

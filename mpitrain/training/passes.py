@@ -37,6 +37,7 @@ class Passes:
     Attributes:
         state: state of the layers besides parameters, by name.
         dtype: type of activations.
+        cut: how ranks share positions or rows of a sample; None: each has whole ones.
         weights: parameters as layers see them.
     """
 
@@ -65,9 +66,9 @@ class Passes:
             self._stages.append(Stage(own, first, chunk, self._leading))
             first += len(chunk)
         kind, shape = data.input_dtype, data.input_shape
-        self._cut = cut_of(config, grid.context, data)
-        if self._cut:
-            shape = (len(np.arange(shape[0])[self._cut.own]), *shape[1:])
+        self.cut = cut_of(config, grid.context, data)
+        if self.cut:
+            shape = (len(np.arange(shape[0])[self.cut.own]), *shape[1:])
         self._inputs = Spec(shape, self.dtype if kind.kind == "f" else kind)
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
@@ -112,7 +113,7 @@ class Passes:
         each, loss = self._data.labels_per_sample, self._model.loss
         return MicroBatches(
             held, batches, parts or self.micro_batches, loss, each, self.dtype, scale, self._device,
-            self._cut,
+            self.cut,
         )  # fmt: skip
 
     def context(self, step: int, indices: Array, terms: Terms | None = None) -> nn.Context:
@@ -130,7 +131,7 @@ class Passes:
         run = self._config.run
         return nn.Context(
             seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed",
-            positions=self._cut if extras.Positions.made(self._cut) else None,
+            positions=self.cut if extras.Positions.made(self.cut) else None,
         )  # fmt: skip
 
     def through(self, x: Array | None = None) -> Array | None:

@@ -36,7 +36,7 @@ class Purity:
         if self._is_tried:
             passes.through()
         for verdict in self._verdicts:
-            verdict.deferred = True
+            verdict.deferred, verdict.fault = True, None  # layers may come from another job
 
     def faults(self) -> list[ValueError]:
         """The first fault of each of this rank's layers and functions, if it has any."""

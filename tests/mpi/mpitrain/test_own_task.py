@@ -9,8 +9,19 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
-from mpitrain.data import Dataset, Samples
+from mpitrain.config import (
+    Config,
+    ConfigError,
+    Data,
+    Evaluate,
+    Loss,
+    Model,
+    Optim,
+    Parallel,
+    Run,
+    Train,
+)
+from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.objective.metrics import AllSamples
 from mpitrain.ranks.threads import limit_blas_threads
@@ -142,6 +153,55 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
         expected, test = trained(one, job(), **own)
     np.testing.assert_allclose(losses, expected, rtol=1e-11)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
+
+
+def talk(comm, first=0, kind=Samples, metric=None, **parallel):
+    """A metric of a language model of 5 tokens, whose last test sample begins with ``first``."""
+    tokens = np.random.default_rng(0).integers(0, 5, (2, 44, 8))
+    tokens[0, 3, 0] = first
+    train, test = (kind(*tokens[:, part]) for part in (slice(4, None), slice(4)))
+    config = Config(
+        run=Run(dtype="float64"),
+        data=Data("text", "here", context=8),
+        model=Model("gpt", layers=1, heads=2, width=8),
+        train=Train(epochs=1, batch_size=24),
+        parallel=Parallel(**parallel),
+    )
+    objects = UserObjects(data=Dataset(train, test, 5), metrics={"own": AllSamples(metric)})
+    with start(comm, config, objects) as trainer:
+        return evaluate(trainer.parts, 0).metrics["own"]
+
+
+@pytest.mark.skipif(RANKS % 2 == 1, reason="two ranks share samples")
+@pytest.mark.parametrize("shared", ["context", "tensor"])
+def test_a_metric_of_all_samples_sees_whole_ones(comm, shared):
+    def weighted(outputs, labels):
+        both = np.concatenate([outputs.ravel(), labels.ravel()])
+        return (both * np.cos(np.arange(both.size))).sum()
+
+    found = talk(comm, metric=weighted, **{shared: 2})
+    with Communicator(MPI.COMM_SELF) as one:
+        assert found == pytest.approx(talk(one, metric=weighted), rel=1e-9)
+
+
+class Read:
+    """Samples that a program reads when they are asked for."""
+
+    def __init__(self, inputs, labels):
+        self.samples = Samples(inputs, labels)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, which):
+        return self.samples[which]
+
+
+@pytest.mark.parametrize(("first", "kind"), [(-7, Samples), (5, Samples), (5, Read)])
+def test_inputs_beyond_the_table_are_refused(comm, first, kind):
+    """Tests read samples 0 to 3, the last of which begins with another token."""
+    with pytest.raises(DataError, match=rf"sample 3 to test on holds the input {first}, .* 0 to 4"):
+        talk(comm, first, kind)
 
 
 @pytest.mark.mpi(min_size=2)

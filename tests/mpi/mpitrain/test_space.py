@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, Model, Optim, Parallel, Run, Train
+from mpitrain.config import Config, ConfigError, Model, Optim, Parallel, Run, Train
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.records import Step
@@ -89,7 +89,7 @@ def test_windows_are_those_of_one_rank(comm, height):
         expect_those_of_one_rank(comm, layers, (height, 7, 2))
 
 
-@pytest.mark.parametrize("samples", [0, 1, 3])
+@pytest.mark.parametrize("samples", [0, 2, 3])
 def test_norms_dropout_and_residuals_are_those_of_one_rank(comm, samples):
     """Batch norm on rows and behind them, with its running moments."""
     body = {
@@ -188,3 +188,19 @@ def test_batch_norm_and_tests_of_own_layers(comm):
     assert many[1] == pytest.approx(one[1], rel=1e-10) and many[2] == one[2]
     close(many[3], one[3], rtol=1e-10, atol=1e-12)
     close(many[4], one[4], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("space", [1, RANKS])
+def test_a_batch_norm_of_one_sample_is_refused_on_all_ranks(comm, space):
+    """Replicas have no sample besides, and ranks that share an image count it several times."""
+    own = batch_norm_on_images(8)
+    layers = {"pool": nn.GlobalAveragePool(), "norm": nn.BatchNorm(1), "out": nn.Linear(1, 4)}
+    config = Config(
+        model=Model(kind="convnet"), train=Train(epochs=1, batch_size=1),
+        parallel=Parallel(space=space),
+    )  # fmt: skip
+    told = "step 1: batch norm norm has a single value a channel"
+    with pytest.raises(ConfigError, match=told), start(
+        comm, config, UserObjects(data=own.data, layers=layers)
+    ) as trainer:  # fmt: skip
+        next(trainer.run_epoch(0))

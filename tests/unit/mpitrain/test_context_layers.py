@@ -80,6 +80,15 @@ def test_batch_norm_against_torch():
     np.testing.assert_allclose(y, expected.detach().numpy().transpose(0, 2, 1), rtol=1e-12)
 
 
+def test_batch_norm_of_a_single_value_is_refused_in_training():
+    layer, parameters, x, state = batch_norm()
+    one = x[:1, :1]
+    layer.forward(parameters, one, context([0], training=False, state=state))
+    with pytest.raises(ValueError, match="batch norm layer has a single value a channel"):
+        layer.forward(parameters, one, context([0], state=state))
+    assert np.array_equal(state["running_var"], np.ones(3))
+
+
 def test_going_forward_again_changes_no_running_value():
     layer, parameters, x, state = batch_norm()
     recomputed = nn.Recomputed(layer)

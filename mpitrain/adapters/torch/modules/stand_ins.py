@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, keeps_running, moves
 from mpitrain.adapters.torch.modules.tensor_parallel import Summed
 from mpitrain.arrays import Array
-from mpitrain.nn.batch_norm import OtherNorm, follow, moments
+from mpitrain.nn.batch_norm import SINGLE, OtherNorm, follow, moments
 from mpitrain.nn.context import RESTING, Context
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -152,10 +152,7 @@ class _Normalised(torch.autograd.Function):
                 "set parallel.data = 1"
             ) from None
         if len(own) < 2 and (count == 1).any():
-            raise ImpureModule(
-                f"batch norm {norm.name} has a single value a channel, as a batch of one sample "
-                "gives it, and no variance; change train.batch_size, or set drop_last=True"
-            )
+            raise ImpureModule(SINGLE.format(norm.name))
         if not context.again:
             if norm.tracked is not None:
                 norm.tracked += (count > 0).any()
