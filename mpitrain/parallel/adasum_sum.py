@@ -16,7 +16,8 @@ class Adasum(Summation):
     """A :class:`~mpitrain.parallel.summation.Summation` between a mean and a sum.
 
     Each rank's gradients are its part of the mean: equal gradients of p ranks give the mean, and
-    orthogonal ones p times it, their sum (Maleki et al. 2021).
+    orthogonal ones p times it, their sum (Maleki et al. 2021).  In each tensor p counts the ranks
+    whose gradient is not 0 throughout: a rank without samples changes nothing.
     """
 
     no_sum = "sync.combine: adasum is no sum"
@@ -71,6 +72,8 @@ class AdasumSum(Phased):
         yield scatter
         mine = self._parts[self._rank]
         vectors = self._incoming[:, : mine.stop - mine.start].astype(np.float64)
+        #: For each vector and tensor, the ranks whose gradients it has.
+        counts = np.zeros((self._size, len(self._tensors)))
         for level, products, its_sum in zip(self._levels, self._products, sums, strict=False):
             for pair, (a, b) in zip(products, level, strict=True):
                 for found, part in zip(pair, self._tensors, strict=True):
@@ -78,12 +81,15 @@ class AdasumSum(Phased):
                     found[:] = x @ y, x @ x, y @ y
             yield its_sum
             for pair, (a, b) in zip(products, level, strict=True):
+                has_x, has_y = pair[:, 1] > 0, pair[:, 2] > 0
+                counts[a] = np.maximum(counts[a], has_x) + np.maximum(counts[b], has_y)
                 for (dot, x_square, y_square), part in zip(pair, self._tensors, strict=True):
                     vectors[a, part] *= 1 - dot / (2 * x_square) if x_square else 1.0
                     vectors[a, part] += vectors[b, part] * (
                         1 - dot / (2 * y_square) if y_square else 1.0
                     )
-        vectors[0] *= self._size
+        for count, part in zip(counts[0], self._tensors, strict=True):
+            vectors[0, part] *= count
         if self._summand.counts is not None:
             total[...] = vectors[0]
             return

@@ -30,6 +30,7 @@ class CodedSum(Phased):
     """The sum of one bucket, its matrices by codes.
 
     Attributes:
+        start: the bucket's first element, in the arena.
         packed: the coded elements, and the rest.
         memory: values kept of this rank's coded elements, as a residual; each of its arrays has the
             shape (coded elements,).
@@ -44,7 +45,7 @@ class CodedSum(Phased):
         self, summand: Summand, packed: Packed, run: "CompressedSummation", turn: int = 0
     ) -> None:
         """Bind the sum; collective.  ``turn``: earlier sums of the bucket in this step."""
-        self.packed = packed
+        self.start, self.packed = summand.bucket.start, packed
         self._summand, self._coding = summand, run
         # A bucket has fewer elements than that: each turn has dice of its own.
         self._place = summand.bucket.start + (turn << 40)

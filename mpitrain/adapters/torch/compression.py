@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.codec import Dice
+from collectives.codec import Dice, slices
 from collectives.torch import NAME, backend_of
 from mpitrain.adapters.torch.arrays import NARROW, as_array, as_tensor
 from mpitrain.compress import CodecError, parse
@@ -19,7 +20,7 @@ from mpitrain.config.reading import converted
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.coded_sum import CodedSum
 from mpitrain.parallel.compressed_summation import CompressedSummation
-from mpitrain.parallel.summation import Dense, Sum, Summand
+from mpitrain.parallel.summation import Dense, KeptElements, Sum, Summand
 from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
@@ -85,6 +86,7 @@ class Compression:
         self._backend, self._comm = backend, backend.comm
         self._first = 2 if net.static_graph else 0 if net.find_unused_parameters else 1
         dice = Dice(seed, self._comm.rank)
+        self._drops = net.find_unused_parameters and not net.static_graph
         self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
         self._sums: dict[int, tuple[list[torch.Tensor], torch.Tensor, Sum]] = {}
         self._start = self._passes = 0
@@ -132,12 +134,43 @@ class Compression:
         is_elsewhere = own.data_ptr() != buffer.data_ptr()  # as zeros of a rank in join() are
         if is_elsewhere:
             own.copy_(buffer)
-        found.Start()
-        found.Wait()
         if isinstance(found, CodedSum):
-            (found.commit if found.is_finite else found.rollback)()
+            self._coded(found, own, list(map(torch.numel, parameters)))
+        else:
+            found.Start()
+            found.Wait()
         if is_elsewhere:
             buffer.copy_(own)
+
+    def _coded(self, found: CodedSum, own: torch.Tensor, sizes: list[int]) -> None:
+        """Run a sum by codes in which tensors that are 0 on all ranks have no part.
+
+        Where torch finds parameters that no rank has used, it drops their sum: what their memory
+        would send were lost.
+        """
+        unused: list[slice] = []
+        if self._drops:
+            used = np.array([bool(part.any()) for part in own.split(sizes)], np.uint8)
+            self._comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX)
+            places = zip(slices(sizes), used, strict=True)
+            unused = [part for part, is_used in places if not is_used]
+        kept = list(found.kept()) if unused else []
+        before = [one.values.copy() for one in kept]
+        asides = [
+            (number, part)
+            for number, one in enumerate(kept)
+            for part in (_within(one, found.start, where) for where in unused)
+        ]
+        for number, part in asides:
+            kept[number].values[part] = 0
+        found.Start()
+        found.Wait()
+        (found.commit if found.is_finite else found.rollback)()
+        for number, part in asides:
+            kept[number].values[part] = before[number][part]
+        if found.is_finite:
+            for where in unused:
+                own[where] = 0
 
     def _bind(self, bucket: Any, buffer: torch.Tensor) -> Sum:
         """A sum of the values in ``buffer``, which are the bucket's."""
@@ -194,6 +227,12 @@ class Compression:
         """Free the sums; collective, before the group ends."""
         while self._sums:
             self._sums.popitem()[1][-1].Free()
+
+
+def _within(kept: KeptElements, start: int, where: slice) -> slice:
+    """The part of ``kept`` that lies in ``where`` of a bucket whose first element is ``start``."""
+    ahead = kept.start - start
+    return slice(max(0, where.start - ahead), max(0, where.stop - ahead))
 
 
 def compression_hook(

@@ -92,6 +92,28 @@ def test_replicas_stay_equal_and_a_loop_goes_on_bit_by_bit(comm, codec):
     assert int(kept["steps"]) == 3
 
 
+@pytest.mark.parametrize("codec", ["topk:keep=0.25", "int8", "powersgd:rank=2"])
+def test_nothing_left_out_is_lost_while_no_rank_uses_a_tensor(comm, codec):
+    a, b = (torch.nn.Linear(12, 16, bias=False).double() for _ in range(2))
+    replica = replicas(net := torch.nn.ModuleList([a, b]), 1 << 20)
+    net.forward = lambda x, both: (a(x).square() + (b(x).square() if both else 0)).sum()
+    hook = hooked(replica, codec, feedback="on")
+    inputs = torch.randn(4, 12, generator=torch.Generator().manual_seed(RANK)).double()
+    got, expected = np.zeros(2), np.zeros(2)
+    for both in (True, False, False, True, False):
+        net.zero_grad()
+        replica(inputs, both).backward()
+        loss = net.forward(inputs, both)
+        gradients = torch.autograd.grad(loss, [a.weight, b.weight][: 1 + both])
+        for i, gradient in enumerate(gradients):
+            got[i] += float((a, b)[i].weight.grad.sum())
+            expected[i] += comm.allreduce(float(gradient.sum())) / P
+        assert both or b.weight.grad is None
+    left = sum(float(v.sum()) for name, v in hook.state_dict().items() if name[:2] in ("re", "ow"))
+    hook.close()
+    np.testing.assert_allclose(got.sum() + comm.allreduce(left), expected.sum(), rtol=1e-9)
+
+
 def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
     replica = replicas(net := module())
     hook = hooked(replica, "int8", feedback="on")
