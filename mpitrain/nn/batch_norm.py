@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
-from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Elementwise, Initial, Verdict, widened
@@ -69,7 +68,7 @@ class BatchNorm(Elementwise):
         if context.training:
             count, mean, squares = moments(rows, context.replicas)
             if (count == self.copies).any():
-                self._verdict.say(ConfigError(SINGLE.format(".".join(context.path) or "layer")))
+                self._verdict.say(ValueError(SINGLE.format(".".join(context.path) or "layer")))
             variance = squares / xp.maximum(count, 1)
             if not context.again:
                 squares, each = squares / self.copies, count / self.copies

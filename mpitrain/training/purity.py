@@ -52,6 +52,7 @@ class Purity:
 
         def act() -> None:
             for fault in self.faults():
-                raise type(fault)(f"{when}: {fault}") if when else fault
+                kind = type(fault) if isinstance(fault, ConfigError) else ConfigError
+                raise kind(f"{when}: {fault}" if when else str(fault))
 
         together(self._comm, act, ConfigError)
