@@ -145,8 +145,8 @@ class Compression:
     def _coded(self, found: CodedSum, own: torch.Tensor, sizes: list[int]) -> None:
         """Run a sum by codes in which tensors that are 0 on all ranks have no part.
 
-        Where torch finds parameters that no rank has used, it drops their sum: what their memory
-        would send were lost.
+        Where torch finds parameters that no rank has used, it drops their sum, and with it what
+        their residuals would add to it.
         """
         unused: list[slice] = []
         if self._drops:
