@@ -1,7 +1,6 @@
 """Waits for messages and requests, during which the collectives that are under way go on."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -74,7 +73,7 @@ class PointToPoint:
         if not self._engine.progress.here:
             return super().Recv(buf, source, tag, status)  # type: ignore[misc]
         receive = self.Irecv(buf, source, tag)  # type: ignore[attr-defined]
-        self._finish(receive, status, receives=True)
+        self._finish(receive, status, receive)
 
     def Sendrecv(
         self,
@@ -92,9 +91,8 @@ class PointToPoint:
             )
         send = self.Isend(sendbuf, dest, sendtag)  # type: ignore[attr-defined]
         receive = self.Irecv(recvbuf, source, recvtag)  # type: ignore[attr-defined]
-        with self._ended(receive):
-            self._finish(send)
-        self._finish(receive, status, receives=True)
+        self._finish(send, receive=receive)
+        self._finish(receive, status, receive)
 
     def recv(
         self,
@@ -131,23 +129,21 @@ class PointToPoint:
             progress.advance()
 
     def _finish(
-        self, request: MPI.Request, status: MPI.Status | None = None, *, receives: bool = False
+        self,
+        request: MPI.Request,
+        status: MPI.Status | None = None,
+        receive: MPI.Request | None = None,
     ) -> None:
-        with self._ended(request) if receives else nullcontext():
-            try:
-                while not request.Test(status):
-                    self._engine.progress.advance()
-            except BaseException:  # a signal handler's
-                self._engine.progress.hold(request)
-                raise
+        """Ends a request, and moves plans along meanwhile.
 
-    @contextmanager
-    def _ended(self, receive: MPI.Request) -> Iterator[None]:
-        """An error within this block takes a receive back, or completes it, as MPI would write into
-        memory that the program may use for something else."""
+        An error takes ``receive`` back or completes it, as MPI would write into memory that the
+        program may use for something else.
+        """
         try:
-            yield
-        except BaseException:
+            while not request.Test(status):
+                self._engine.progress.advance()
+        except BaseException:  # a signal handler's
+            self._engine.progress.hold(request)
             if receive:
                 receive.Cancel()
                 receive.Wait()
