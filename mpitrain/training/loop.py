@@ -98,9 +98,8 @@ class Loop(ClosedTogether):
         done = parts.steps_done
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
-                if (
-                    parts.spikes and done + 1 in parts.spikes.left_out
-                ):  # these samples count as done
+                if parts.spikes and done + 1 in parts.spikes.left_out:
+                    # These samples count as done.
                     parts.count_steps(done, batch.indices)
                     done = parts.steps_done
                     yield []
