@@ -7,6 +7,8 @@ import pytest
 
 #: Before torch and NumPy are loaded: tests and ranks share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+#: Open MPI's ranks that wait leave their core to the tests beside them.
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 #: Packages that some files of tests are about.
 OPTIONAL = {"mpi4py", "torch", "transformers"}
