@@ -112,6 +112,16 @@ def _shared(layers: Mapping[str, nn.Layer], group: TensorGroup) -> dict[str, nn.
             found[name] = layer.shared(group)
         except ValueError as error:
             raise ConfigError(f"parallel.tensor: {name} {error}") from error
+    cuts: dict[str, tuple[int | None, int]] = {}
+    for name, layer in found.items():
+        for own in layer.shapes():
+            whole = layer.tied.get(own, f"{name}.{own}")
+            cut = layer.split.get(own), layer.fused.get(own, 1)
+            if cuts.setdefault(whole, cut) != cut:
+                raise ConfigError(
+                    f"parallel.tensor: {name}.{own} is {whole}, too, and one of the two alone is "
+                    "shared; name both in splits=, or neither"
+                )
     if not any(layer.split for layer in found.values()):
         raise ConfigError(
             "parallel.tensor: nothing says how tensor ranks share the model; give "

@@ -51,8 +51,8 @@ def _difference(rank: int, comm: MPI.Intracomm, arrays: Mapping[str, Array]) -> 
         return ""
     agreeing = [other for other, digest in told if digest == usual]
     every = comm.allgather(digests)
-    right = every[[digest for _, digest in told].index(usual)]
-    wrong = [name for name in right if any(theirs[name] != right[name] for theirs in every)]
+    names = dict.fromkeys(name for theirs in every for name in theirs)
+    wrong = [name for name in names if len({theirs.get(name) for theirs in every}) > 1]
     more = f" and {len(wrong) - _SHOWN} more" if wrong[_SHOWN:] else ""
     return f"{_ranks(outliers)} against {_ranks(agreeing)} in {', '.join(wrong[:_SHOWN])}{more}"
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from collectives.errors import needed
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
+
+T = TypeVar("T")
 
 
 def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
@@ -79,6 +83,16 @@ def named_tensors(module: torch.nn.Module, *, every: bool = False) -> dict[str, 
         **dict(module.named_parameters(remove_duplicate=not every)),
         **dict(module.named_buffers(remove_duplicate=not every)),
     }
+
+
+def copied(value: T, memo: dict[int, Any]) -> T:
+    """A deep copy of a module, or of attributes; it has the values of tensors within a graph, of
+    which torch makes no copy."""
+    own = [vars(part) for part in value.modules()] if isinstance(value, torch.nn.Module) else value
+    for held in tree_leaves(own):
+        if isinstance(held, torch.Tensor) and not held.is_leaf:
+            memo.setdefault(id(held), held.detach().clone())
+    return deepcopy(value, memo)
 
 
 def as_bytes(tensor: torch.Tensor) -> Array:

@@ -78,8 +78,8 @@ class Sentences(torch.utils.data.Dataset):
 
 def made(folder, **given):
     given = {"model": lambda: Reader().double(), "splits": SPLITS, "clip_norm": 0.5, **given}
+    given.setdefault("train_data", Sentences())
     return mpitrain.Trainer(
-        train_data=Sentences(),
         loss=F.cross_entropy,
         optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
         batch_size=8,
@@ -123,6 +123,48 @@ def test_losses_values_and_state_are_those_of_one_process(folder, one_process, p
             torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
 
 
+class Block(torch.nn.Module):
+    """Calls a shared matrix by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(LENGTH, 16), torch.nn.Linear(16, LENGTH)
+
+    def forward(self, x):
+        return x + self.down(input=self.up(input=x).relu())
+
+
+def blocks():
+    """One block twice, in parts of their own."""
+    torch.manual_seed(0)
+    block = Block()
+    return torch.nn.Sequential(block, block, torch.nn.Linear(LENGTH, CLASSES)).double()
+
+
+def tied_by_a_parameter():
+    """Two blocks with one matrix, of which splits= names one."""
+    module = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(LENGTH, CLASSES)).double()
+    module[1].up.weight = module[0].up.weight
+    return module
+
+
+class Numbers(Sentences):
+    def __getitem__(self, i):
+        words, label = super().__getitem__(i)
+        return words.double() / WORDS, label
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+def test_a_block_that_is_called_in_two_parts_is_shared_in_both(comm, folder):
+    given = {"model": blocks, "splits": {"up": "columns", "down": "rows"}}
+    found = []
+    for name, ranks, tensor in ("one", MPI.COMM_SELF, 1), ("two", comm, 2):
+        parallel = {"tensor": tensor}
+        with made(folder / name, comm=ranks, train_data=Numbers(), parallel=parallel, **given) as t:
+            found.append(losses(t))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-11)
+
+
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
 def test_a_run_goes_on_without_splits_on_ranks_that_share_nothing(comm, folder, one_process):
     with made(folder, parallel={"tensor": 2}) as trainer:
@@ -148,6 +190,14 @@ REFUSED = [
     ({"splits": {"mlp.0": "columns"}}, "cannot be shared by its map of names"),
     ({"splits": {"mlp.3": "rows"}}, "cannot be shared by its map of names"),
     ({"model": lambda: Reader(13).double()}, "2 ranks cannot share the 13 of it equally"),
+    (
+        {
+            "model": tied_by_a_parameter,
+            "splits": {"0.up": "columns", "0.down": "rows"},
+            "train_data": Numbers(),
+        },
+        "part1.up.weight is part0.up.weight, too, and one of the two alone",
+    ),
     ({"model": linear, "splits": {}}, "is a Linear, which tensor ranks cannot share"),
 ]
 

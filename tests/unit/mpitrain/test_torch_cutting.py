@@ -247,6 +247,30 @@ def test_a_trial_for_another_length_leaves_the_pass_as_it_was():
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+class Positions(nn.Module):
+    """As wide as the samples of its trial are long."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            Of(lambda m, x: x + m.own(x), own=nn.Linear(8, 8)) for _ in range(3)
+        )
+        self.words, self.places = nn.Embedding(3, 8), nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        x = self.words(x) + self.places[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_another_length_is_told_where_the_trial_s_is_another_size_too():
+    parts = layers(Positions().double(), ["blocks.0", "blocks.1"], np.ones((3, 8), int))
+    in_parts(parts, np.ones((4, 8), int))
+    with pytest.raises(ValueError, match="have length 8, which is another size of the module, too"):
+        in_parts(parts, np.ones((4, 5), int))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_part_computes_where_its_input_lies(tied):
     """On torch's device without numbers."""

@@ -37,9 +37,17 @@ def forward(module, x=None, dtype=np.float64):
     return layer, y, dx, layer.gradients(values, kept)
 
 
+def hooked():
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    module[0].weight.register_hook(lambda gradient: 0 * gradient)
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "match"),
     [
+        (Of(lambda m, x: m.own(x), own=hooked()), "has a hook on its gradient"),
+        (Of(lambda m, x: m.own(x), own=nn.LazyBatchNorm1d()), "has no shape yet"),
         (torch.jit.script(nn.Linear(6, 6)), "by torch.jit, .* give the module that it was made of"),
         (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
         (nn.LazyLinear(6), "has no shape yet"),
@@ -52,6 +60,16 @@ def forward(module, x=None, dtype=np.float64):
 def test_what_cannot_be_a_layer_is_refused_when_it_is_made(module, match):
     with pytest.raises(ValueError, match=match):
         layers(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Tanh(), module))
+
+
+def test_a_weight_within_a_graph_is_copied_beside_a_batch_norm():
+    """torch refuses to copy what weight_norm keeps, or what a module has kept of a pass."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.BatchNorm1d(6)).double()
+    module.kept = module(torch.ones(4, 6).double())
+    x = torch.randn(4, 6).double()
+    _, y, _, _ = forward(module, x.numpy())
+    np.testing.assert_allclose(y, module.eval()(x).detach().numpy(), rtol=1e-12)
 
 
 def moving(module, x):

@@ -7,7 +7,6 @@ on numbers that are absent (NaN) where no result of the part follows from them.
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,7 +16,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from collectives.errors import hint
-from mpitrain.adapters.torch.arrays import tensors_of
+from mpitrain.adapters.torch.arrays import copied, tensors_of
+from mpitrain.adapters.torch.checks.module_class import ImpureModule
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, one_line, options
 from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial, absent
 from mpitrain.arrays import Array
@@ -125,7 +125,7 @@ class _Part:
         for part in whole.modules():
             if isinstance(part, _REPLACED) and not trial.needs(number, part):
                 copies[id(part)] = nn.Identity()
-        self.module = deepcopy(whole, copies)
+        self.module = copied(whole, copies)
         foreign = {id(one) for one in values if not trial.needs(number, one)}
         for part in self.module.modules():
             for own in (part._parameters, part._buffers):
@@ -156,8 +156,9 @@ class _Part:
         if (values[0].device, kind) != (self._device, self._kind):
             self._go_to(values[0].device, kind)
         both = [(self._tried[one], tensor.shape[1:]) for one, tensor in self._here.items()]
-        pairs = [pair for shapes in both for pair in zip(*shapes, strict=True)]
+        pairs = {pair for shapes in both for pair in zip(*shapes, strict=True)}
         self._lengths = {there: here for there, here in pairs if there != here}
+        self._doubtful = [own for own in self._lengths if sum(own == one for one, _ in pairs) > 1]
         given = {
             name: self._here.get(Crossing(name), self._absent(shape, kind))
             for name, (shape, kind) in self._inputs.items()
@@ -197,6 +198,14 @@ class _Part:
             return self._forward(*args, **kwargs)
         except _Left as left:
             return left
+        except RuntimeError as error:
+            if not self._doubtful:
+                raise
+            raise ImpureModule(
+                f"samples of the trial have length {self._doubtful[0]}, which is another size of "
+                "the module, too, and later ones have another length; let the first three samples "
+                "have a length that nothing else has, or pad all to one"
+            ) from error
 
     def _sent(self, one: Crossing) -> torch.Tensor:
         """A tensor for the next part with a row for each sample, also where they have one row."""

@@ -79,8 +79,8 @@ class TorchModule(Layer):
         self._given = module
         self.whole: torch.nn.Module | None = module
         training = module.training if training is None else training
-        module = with_stand_ins(module, training)
         refuse(name, module)
+        module = with_stand_ins(module, training)
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self._alone: TorchModule | None = None
         self.lent, self.moving = Lent({}), set[int]()

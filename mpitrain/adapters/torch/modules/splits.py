@@ -74,7 +74,7 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
     """
     config: Any = getattr(module, "config", None)
     known = splits or KNOWN.get(getattr(config, "model_type", ""), {})
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     found: dict[str, Split] = {}
     for name, text in known.items():
         split = _read(name, text)

@@ -5,7 +5,6 @@ same names.
 """
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from types import ModuleType
 from typing import Any, TypeGuard
 
@@ -15,7 +14,7 @@ from numpy.typing import DTypeLike
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.arrays import as_array, as_tensor, copied
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, keeps_running, moves
 from mpitrain.adapters.torch.modules.tensor_parallel import Summed
 from mpitrain.arrays import Array
@@ -187,11 +186,11 @@ def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
     """
     if not any(_is_replaced(part, training) for part in module.modules()):
         return module
-    copied = deepcopy(module)
-    for part in copied.modules():
+    copy = copied(module, {})
+    for part in copy.modules():
         if _is_replaced(part, training):
             BatchNormStandIn.take(part)
-    return copied
+    return copy
 
 
 def stand_ins(module: nn.Module) -> Iterator[tuple[str, Batch]]:

@@ -10,7 +10,6 @@ stay the module's own; a call of the copy is given this rank's parts of them.
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensor, named_tensors
+from mpitrain.adapters.torch.arrays import as_array, as_tensor, copied, named_tensors
 from mpitrain.adapters.torch.modules.splits import COLUMNS, NUMBER, Plan, Split
 from mpitrain.group import TensorGroup, cut
 
@@ -73,16 +72,16 @@ class Region:
         """Whether a rank has a fault; collective."""
         return bool(self.group.sum(np.array([bool(fault)], int))[0])
 
-    def enter(self, part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(self, part: nn.Module, given: tuple[Any, ...], named: Any) -> Any:
         """The input of a matrix whose columns are shared; several matrices may have one input."""
-        x, *others = given
+        x, *others = given or named.values()
         if id(x) not in self._entered:
             self._entered[id(x)] = x, Summed.apply(x, self.group, self.xp, False, True)
-        return self._entered[id(x)][1], *others
+        return (self._entered[id(x)][1], *others), {}
 
-    def leave(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def leave(self, part: nn.Module, input: torch.Tensor) -> torch.Tensor:
         """The result of a matrix whose rows are shared; the bias is added once."""
-        weight, bias = cast(Any, part.weight), cast(Any, part.bias)
+        x, weight, bias = input, cast(Any, part.weight), cast(Any, part.bias)
         term = F.linear(x, weight) if isinstance(part, nn.Linear) else x @ weight
         found: torch.Tensor = Summed.apply(term, self.group, self.xp, True, False)
         self._entered.clear()
@@ -131,8 +130,8 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
         if heads % ranks:
             raise ValueError(f"has {name} = {heads}, which {ranks} ranks cannot share equally")
     region = Region(group)
-    copied = deepcopy(module, {id(one): one for one in named_tensors(module).values()})
-    parts = dict(copied.named_modules())
+    copy = copied(module, {id(one): one for one in named_tensors(module).values()})
+    parts = dict(copy.named_modules())
     axes: dict[int, Axis] = {}
     for name, split in own.splits.items():
         if split.kind == NUMBER:
@@ -142,8 +141,8 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
                 setattr(parts[owner], attribute, _shared(whole, 1, ranks, name))
         elif (part := parts.get(name)) is not None and part._parameters.get("weight") is not None:
             axes |= _cut_matrix(name, part, split, region)
-    named = {name: axes[id(p)] for name, p in copied.named_parameters() if id(p) in axes}
-    return Share(copied, region, named)
+    named = {name: axes[id(p)] for name, p in copy.named_parameters() if id(p) in axes}
+    return Share(copy, region, named)
 
 
 def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dict[int, Axis]:
@@ -165,7 +164,7 @@ def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dic
     if not by_columns:
         part.forward = partial(region.leave, part)
         return found
-    part.register_forward_pre_hook(region.enter)
+    part.register_forward_pre_hook(region.enter, with_kwargs=True)
     setattr(part, "out_features" if is_turned else "nf", size)
     return found if bias is None else found | {id(bias): Axis(0, split.blocks)}
 

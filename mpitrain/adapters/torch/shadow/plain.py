@@ -6,12 +6,12 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import (
     as_array,
     as_tensor,
     as_tensors,
+    copied,
     named_tensors,
     tensors_of,
 )
@@ -52,10 +52,7 @@ class Plain:
         # Functions may hold on to the parts, which therefore stay the same.
         memo: dict[int, Any] = {id(part): part for part in self._parts}
         own = [vars(part) for part in self._parts]
-        for held in tree_leaves(own):  # torch copies nothing of a graph
-            if isinstance(held, torch.Tensor) and not held.is_leaf:
-                memo[id(held)] = held.detach().clone()
-        self._own = deepcopy(own, memo)
+        self._own = copied(own, memo)
         self._draws, self._first = Draws(module), 0.0
         with self.there():
             held = [part for part in self._parts if is_held(part, module.training)]
