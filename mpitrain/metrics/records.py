@@ -118,7 +118,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             the last rank at the end of the step.
         read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
             that read them ahead.
-        sent_bytes: bytes that a rank sent in messages of collectives, mean over the ranks.
+        sent_bytes: bytes that a rank sent in messages of collectives, mean over the ranks; in those
+            that are left to the MPI library, the least that a rank must send.
         shared_bytes: bytes that it moved in the node's shared memory instead.  Exchanges of
             workers and ZeRO's parameters follow the agreement on a step; they count in the seconds
             and bytes of the next step, or of the last one.

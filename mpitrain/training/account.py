@@ -70,7 +70,7 @@ class Account:
         #: For each rank a value of its amount of work, its host, and whether ranks share cores.
         self._ranks = [(kind, host, crowded[host]) for kind, host, _ in told]
         self._traffic = traffic_of(comm)
-        self._before = self._traffic.sent, self._traffic.shared
+        self._before = self._counted()
         #: Bytes that this rank has moved in steps.
         self.bytes_moved = 0
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
@@ -88,7 +88,7 @@ class Account:
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self._published
-        self._before = self._traffic.sent, self._traffic.shared
+        self._before = self._counted()
         self.met = 0.0
 
     def lap(self) -> float:
@@ -96,9 +96,13 @@ class Account:
         before, self._lap = self._lap, perf_counter()
         return self._lap - before
 
+    def _counted(self) -> tuple[int, int]:
+        """Bytes sent and moved in shared memory so far; the least by the MPI library."""
+        return self._traffic.sent + self._traffic.native_bytes, self._traffic.shared
+
     def moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
-        now, before = (self._traffic.sent, self._traffic.shared), self._before
+        now, before = self._counted(), self._before
         self._before = now
         self.bytes_moved += sum(now) - sum(before)
         return now[0] - before[0], now[1] - before[1]

@@ -70,11 +70,13 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, m
         assert sum(r.wait_share for r in records) > 0
 
 
-def test_the_bytes_of_a_run_are_those_of_its_steps(comm):
-    config = changed(mlp(algorithm="ring"), sync={"kind": "local", "period": 8})
+@pytest.mark.parametrize("algorithm", ["ring", "native"])
+def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
+    config = changed(mlp(algorithm=algorithm), sync={"kind": "local", "period": 8})
     with start(comm, config) as trainer:
         records = list(trainer.run_epoch(0))
         evaluate(trainer.parts, 0)  # its bytes belong to no step
         records += trainer.run_epoch(1)
         moved = comm.allreduce(trainer.parts.account.bytes_moved)
+        assert moved >= RANKS * trainer.parts.dense_bytes * (len(records) // 8)
     assert moved == pytest.approx(RANKS * sum(r.sent_bytes + r.shared_bytes for r in records))
