@@ -8,10 +8,11 @@ from mpi4py import MPI
 
 from mpitrain.metrics.records import Step
 from mpitrain.report.facts import ranks, waited_for
+from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.feed import Feed
-from tests.mpi.mpitrain.layouts import changed, job, mlp
+from tests.mpi.mpitrain.layouts import changed, in_folder, job, mlp
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -80,3 +81,14 @@ def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
         moved = comm.allreduce(trainer.parts.account.bytes_moved)
         assert moved >= RANKS * trainer.parts.dense_bytes * (len(records) // 8)
     assert moved == pytest.approx(RANKS * sum(r.sent_bytes + r.shared_bytes for r in records))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_records_of_a_run_are_the_same_on_all_ranks(comm, folder):
+    """One stage has replicas, and the other none, so that the stages differ in their sums."""
+    config, seen = in_folder(job("mlp", replicas=(RANKS - 1, 1)), folder), []
+    with start(comm, config) as trainer:
+        train(trainer, on_record=seen.append)
+        dense = comm.allreduce(trainer.parts.dense_bytes) / RANKS
+    assert comm.allgather(seen) == [seen] * RANKS
+    assert seen[-1].dense_bytes == dense
