@@ -211,10 +211,11 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     }
     results = []
     called = f"{case.collective}v" if case.vector else case.collective
+    op = "none" if not blocks.reduces or blocks.idempotent else case.op
     for algorithm, rotated in plans.items():
         result = Result(
             called, algorithm, rotated[0].algorithm, rotated[0].reason, nbytes,
-            case.count(size), case.dtype.name, case.op if blocks.reduces else "none",
+            case.count(size), case.dtype.name, op,
             case.in_place, case.memory, size, 0, sets, ranks_us=[0.0] * size,
         )  # fmt: skip
         if case.check and case.collective != "barrier":
