@@ -31,7 +31,7 @@ def table(paths: list[Path]) -> str:
     files = _alike(paths)
     heads, columns = ["bytes"], []
     for told in files:
-        times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in told.results if not r.in_place}
+        times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in _rows(told)}
         series = list(dict.fromkeys((memory, algorithm) for memory, algorithm, _ in times))
         heads.append(f"{told.environment}: native (us)")
         columns.append((times, "", "native"))
@@ -40,7 +40,7 @@ def table(paths: list[Path]) -> str:
                 heads.append(f"{algorithm}{'' if memory == 'numpy' else f', {memory}'}")
                 columns.append((times, memory, algorithm))
     lines = [_line(heads), _line(["---:"] * len(heads))]
-    for size in sorted({r.bytes for told in files for r in told.results}):
+    for size in sorted({r.bytes for told in files for r in _rows(told)}):
         lines.append(_line([bytes_in_words(size), *(_cell(*column, size) for column in columns)]))
     return "\n".join(lines)
 
@@ -175,7 +175,7 @@ def plot(path: Path, files: list[Path]) -> None:
 
 
 def _rows(told: Measured) -> list[Record]:
-    """Records out of place, or those in place of a broadcast, which has no others."""
+    """Records out of place, or those in place of a file that has no others."""
     return [r for r in told.results if not r.in_place] or told.results
 
 

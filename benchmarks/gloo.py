@@ -2,7 +2,8 @@
 
     python -m benchmarks.gloo allreduce -n 2 -J gloo.json
 
-It needs PyTorch and no MPI.  The buffers are the same in every call, as by default in ours.
+It needs PyTorch and no MPI.  The buffers are the same in every call, as in ours with
+``--buffers cached``.
 """
 
 import argparse

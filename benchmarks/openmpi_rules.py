@@ -42,11 +42,11 @@ def rules_file(table: Table) -> str:
     """
     # On one node, ours go through slots and say nothing of Open MPI's messages.
     far = [e for e in table.entries if e.memory == "numpy" and e.ranks_per_node < e.ranks]
-    known = [e for e in far if e.collective in _NUMBERS]
+    known = [e for e in far if e.collective in _NUMBERS and e.mpi.startswith("Open MPI")]
     if not known:
         raise CollectiveError(
-            "the table has no entry for ordinary memory on several nodes, as the one that is built "
-            "in; measure one there: mpirun python -m collectives tune -o tuned.json"
+            "the table has no entry for ordinary memory on several nodes by Open MPI, as the one "
+            "that is built in; measure one there: mpirun python -m collectives tune -o tuned.json"
         )
     collectives = sorted({e.collective for e in known}, key=lambda c: _NUMBERS[c][0])
     lines = [f"{len(collectives)} # collectives"]

@@ -209,6 +209,7 @@ _CONTRACTS = (
         collective="barrier",
         result=_everybody,
         in_place=_first,
+        traffic=lambda size: 0.0,
         reduces=True,
         idempotent=True,
     ),

@@ -237,14 +237,14 @@ class Callbacks:
 
     def _summary(self, tested: Epoch | None) -> Summary:
         """The record at the end of a run; collective.  ``tested``: its last test."""
-        parts, sums = self._parts, self._sums
+        parts, sums, size = self._parts, self._sums, self._parts.comm.size
         steps, seconds = max(1, sums["steps"]), sums["seconds"] or 1.0
         moved = parts.account.bytes_moved - self._moved_before
-        return Summary(
+        summary = Summary(
             test_loss=tested.test_loss if tested else nan,
             tested=tested is not None,
             metrics=tested.metrics if tested else {},
-            ranks=parts.comm.size,
+            ranks=size,
             algorithm=parts.store.algorithm,
             reason=parts.store.reason,
             samples_per_s=sums["samples"] / seconds,
@@ -253,13 +253,14 @@ class Callbacks:
             read_share=sums["read_share"] / seconds,
             sent_bytes=sums["sent_bytes"] / steps,
             shared_bytes=sums["shared_bytes"] / steps,
-            dense_bytes=parts.dense_bytes,
+            dense_bytes=parts.comm.allreduce(parts.dense_bytes) / size,
             busiest_bytes=parts.comm.allreduce(moved, op=MPI.MAX) / steps,
             ended=self.ended() or f"all {parts.total_steps} steps are done",
             step_s=seconds / steps,
             save_s=sums["saving"] / max(1, sums["saved"]),
             mtbf=parts.config.checkpoint.mtbf,
         )
+        return parts.comm.bcast(summary)
 
 
 @contextmanager
@@ -360,8 +361,9 @@ def _keys(parts: Parts) -> dict[str, dict[str, Any]]:
 
 
 def _start(parts: Parts) -> Start:
+    """The record at the start of a run; collective."""
     software = provenance()
-    return Start(
+    start = Start(
         ranks=parts.comm.size,
         processes=parts.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
         layout=parts.layout,
@@ -376,3 +378,4 @@ def _start(parts: Parts) -> Start:
         tokens=parts.data.tokens,
         peak=parts.device.peak(parts.comm, parts.config.run.dtype) if parts.config.run.mfu else 0.0,
     )
+    return parts.comm.bcast(start)

@@ -18,7 +18,7 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.call import named
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
-from collectives.contracts import CONTRACTS, Member, contract
+from collectives.contracts import CONTRACTS, Contract, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Seconds of one repeat of one algorithm, without ``--iters``.
@@ -43,7 +43,8 @@ class Case:
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``; on a GPU ``"cupy"``,
             or ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rewritten: whether a rank writes to its buffers before each call, as a program does.
-        rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
+        rotating: bytes of the sets of buffers, at most 64, which take turns so that large ones do
+            not stay in the caches.
         tests: number of calls of ``Test`` in the measured overlap with computation.
         floor: whether to measure the time of the least memory traffic.
         average: combination of the ranks' times: 0 rank 0, 1 mean, 2 least, 3 largest.
@@ -79,7 +80,10 @@ class Case:
 
 @dataclass
 class Result:
-    """Result of one algorithm at one size; times are microseconds a call, for each repeat."""
+    """Result of one algorithm at one size; times are microseconds a call, for each repeat.
+
+    ``ranks_us`` are each rank's, means over the repeats; empty for messages between pairs.
+    """
 
     collective: str
     algorithm: str
@@ -98,6 +102,7 @@ class Result:
     overlap: float | None = None
     streams: int = 1
     times_us: list[float] = field(default_factory=list)
+    ranks_us: list[float] = field(default_factory=list)
     wrong: int | None = None
 
     @property
@@ -119,12 +124,14 @@ class Result:
         return self.streams * self.bytes / self.time_us / 1e3
 
     @property
+    def contract(self) -> Contract | None:
+        """That of the collective; ``None`` for messages between pairs."""
+        return CONTRACTS.get(self.collective.removesuffix("v"))
+
+    @property
     def busbw(self) -> float:
         """Bandwidth in GB/s of an ideal algorithm's busiest link; comparable across ranks."""
-        one = CONTRACTS.get(self.collective.removesuffix("v"))
-        if one is None:  # messages between pairs
-            return self.algbw
-        return self.algbw * one.traffic(self.ranks)
+        return self.algbw * (self.contract.traffic(self.ranks) if self.contract else 1.0)
 
 
 def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
@@ -189,6 +196,8 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     blocks = contract(case.collective)
     if case.collective == "broadcast":  # MPI has no other
         case = replace(case, in_place=True)
+    if case.collective == "barrier":  # as Communicator.Barrier: of a byte that nobody looks at
+        case = replace(case, nbytes=1, dtype=np.dtype(np.uint8), op="max")
     if blocks.in_place is None and case.in_place:
         return []
     size = comm.size
@@ -202,11 +211,12 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     }
     results = []
     called = f"{case.collective}v" if case.vector else case.collective
+    op = "none" if not blocks.reduces or blocks.idempotent else case.op
     for algorithm, rotated in plans.items():
         result = Result(
             called, algorithm, rotated[0].algorithm, rotated[0].reason, nbytes,
-            case.count(size), case.dtype.name, case.op if blocks.reduces else "none",
-            case.in_place, case.memory, size, 0, sets,
+            case.count(size), case.dtype.name, op,
+            case.in_place, case.memory, size, 0, sets, ranks_us=[0.0] * size,
         )  # fmt: skip
         if case.check and case.collective != "barrier":
             result.wrong = _wrong(comm, case, rotated[0], buffers[0])
@@ -228,6 +238,8 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             times = comm.allgather(seconds)
             combined = times[0], sum(times) / len(times), min(times), max(times)
             result.times_us.append(1e6 * combined[case.average])
+            for rank, each_s in enumerate(times):
+                result.ranks_us[rank] += 1e6 * each_s / case.repeats
     for result in results:
         if case.tests is not None:
             result.overlap = overlap(comm, plans[result.algorithm][0], case.tests)
@@ -287,7 +299,8 @@ def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:
     got = inputs.on_host(recv)
     wrong = 0
     if wanted is not None and got.size:
-        wrong = int(np.count_nonzero(got.view(np.uint8) != wanted.view(np.uint8)))
+        differs = got.view(np.uint8) != wanted.view(np.uint8)
+        wrong = int(differs.reshape(got.size, -1).any(axis=1).sum())
     if case.collective == "allreduce" and case.dtype.kind in "fc":
         inputs.put(source, inputs.rounding(case.dtype, comm.rank, source.size))
         plan()

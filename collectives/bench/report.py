@@ -1,4 +1,4 @@
-"""A benchmark's results as a table, OSU's columns, JSON, CSV and a plot."""
+"""A benchmark's results as a table, JSON, CSV and a plot."""
 
 import csv
 import io
@@ -179,33 +179,11 @@ def average_busbw(results: list[Result]) -> float:
     return average([r for r in results if r.algorithm != "native"] or results)
 
 
-def osu(results: list[Result]) -> str:
-    """OSU's columns and the buffers, one block for each algorithm."""
-    lines = []
-    for algorithm in dict.fromkeys(r.algorithm for r in results):
-        mine = [r for r in results if r.algorithm == algorithm]
-        lines.append(f"# {mine[0].collective} {algorithm}")
-        lines.append(
-            "# Size    Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations  Validation"
-            "  Memory   Place"
-        )
-        lines += [
-            f"{r.bytes:<10}{np.mean(r.times_us):>15.2f}{min(r.times_us):>18.2f}"
-            f"{max(r.times_us):>18.2f}{r.iters * len(r.times_us):>12}"
-            f"{'-' if r.wrong is None else 'Fail' if r.wrong else 'Pass':>12}"
-            f"  {r.memory:<9}{'in' if r.in_place else 'out'}"
-            for r in mine
-        ]
-    return "\n".join(lines)
-
-
 def as_record(result: Result) -> dict[str, Any]:
-    """A result with its derived numbers."""
-    quartiles = np.percentile(result.times_us, [25, 75]).tolist()
-    p50, p95, p99 = np.percentile(result.times_us, [50, 95, 99]).tolist()
+    """A result with its derived numbers; quartiles are over the repeats."""
+    p25, p50, p75 = np.percentile(result.times_us, [25, 50, 75]).tolist()
     derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}
-    tails = {"p50_us": p50, "p95_us": p95, "p99_us": p99}
-    return {**asdict(result), **derived, **tails, "p25_us": quartiles[0], "p75_us": quartiles[1]}
+    return {**asdict(result), **derived, "p25_us": p25, "p50_us": p50, "p75_us": p75}
 
 
 def unwritten(comm: MPI.Intracomm, write: Callable[[], None]) -> str:
@@ -238,7 +216,8 @@ def write_csv(path: Path, results: list[Result]) -> None:
         CollectiveError: there are no results.
     """
     expect_some(results)
-    records = [{k: v for k, v in as_record(r).items() if k != "times_us"} for r in results]
+    lists = ("times_us", "ranks_us")
+    records = [{k: v for k, v in as_record(r).items() if k not in lists} for r in results]
     text = io.StringIO()
     writer = csv.DictWriter(text, records[0])
     writer.writeheader()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from collectives.calls.tables import load, users
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
-from collectives.files import replace
+from collectives.files import replace as replace_file
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
@@ -73,13 +74,13 @@ def tune(
         for collective, memory in product(collectives, memories):
             if comm.rank == 0:
                 print(f"pass {number + 1} of {options.passes}: {collective}, {memory}", flush=True)
-            kind, ours = np.dtype(np.float32), candidates(collective, comm.size)
+            ours = candidates(collective, comm.size)
             local = comm.ranks_per_node
             if collective == "allreduce" and local < comm.size and comm.size % local == 0:
                 ours.append(f"hierarchical:local={local},intra=direct,segments=16")
             results = [
-                measure(comm, Case(collective, nbytes, kind, "sum", ours, options.repeats, memory))
-                for nbytes in lengths
+                measure(comm, replace(case, algorithms=ours, memory=memory))
+                for case in cases(collective, lengths, comm.size, options.repeats)
             ]
             joined = measured.setdefault((collective, memory), results)
             for before, after in zip(joined, results) if number else ():
@@ -87,6 +88,10 @@ def tune(
                     one.times_us += other.times_us
     entries = []
     for (collective, memory), results in measured.items():
+        if not results:
+            if comm.rank == 0:
+                print(f"{collective}, {memory}: no size has an item in each block", flush=True)
+            continue
         ranks = comm.size, comm.ranks_per_node
         entry = Entry(library(), collective, memory, *ranks, rules(results))
         entries.append(entry)
@@ -98,12 +103,20 @@ def tune(
     table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
     text = msgspec.json.format(msgspec.json.encode(table), indent=1).decode()
     # Atomic, as jobs may be reading it.
-    why = report.unwritten(comm, lambda: replace(options.output, text))
+    why = report.unwritten(comm, lambda: replace_file(options.output, text))
     if comm.rank == 0:
         use = "auto" if options.output == users() else f"COLLECTIVES_TUNING={options.output}"
         used = f"wrote {options.output}; {use} uses it"
         print(text if why else used, flush=True)
     return f"{why}; the table stands above, to be copied into another file" if why else ""
+
+
+def cases(collective: str, lengths: list[int], size: int, repeats: int) -> list[Case]:
+    """What is measured at these sizes: blocks of one item or more, and of each number once."""
+    kind = np.dtype(np.float32)
+    every = [Case(collective, nbytes, kind, "sum", [], repeats) for nbytes in lengths]
+    found = {case.count(size): case for case in every}
+    return [case for count, case in found.items() if count]
 
 
 def rules(measured: list[list[Result]]) -> list[Rule]:

@@ -80,7 +80,8 @@ class Binder:
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             before = waits_for_device(call.arguments, resources.devices.is_direct)
-            return NativePlan(resources.comm, call.arguments, reason, progress, before)
+            least = call.least_bytes
+            return NativePlan(resources.comm, call.arguments, reason, progress, before, least)
         progress.expect_whole()
         binding = Binding(reason, progress, None, memory, met=not planned, keep=keep)
         if algorithm == "nccl":

@@ -99,6 +99,12 @@ class Call:
         return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes that the busiest rank sends by the algorithm that sends least."""
+        size = self.member.size
+        return round(self.contract.traffic(size) * self.nbytes) if size > 1 else 0
+
+    @property
     def known_nbytes(self) -> int:
         """Bytes of the largest buffer of any rank; 0 if not every rank can compute them, as for
         most collectives of unequal blocks."""

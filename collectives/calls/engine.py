@@ -242,7 +242,7 @@ class Engine:
         # none.  A nonblocking one would not match the others' blocking ones.
         self.progress.drain()
         if self.progress.traffic is not None:
-            self.progress.traffic.leave()
+            self.progress.traffic.leave(self._validator.least_bytes(arguments))
         sent, received = arguments.sendbuf, arguments.recvbuf
         plain = type(received) is ndarray and (sent is MPI.IN_PLACE or type(sent) is ndarray)
         wait = None if plain else waits_for_device(arguments, self.resources.devices.is_direct)

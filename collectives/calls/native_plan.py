@@ -38,13 +38,16 @@ class NativePlan:
         reason: str,
         progress: Progress | None = None,
         before: Action | None = None,
+        least_bytes: int = 0,
     ) -> None:
-        """``before`` is done first in each run; plans in ``progress`` move along meanwhile."""
+        """``before`` is done first in each run; plans in ``progress`` move along meanwhile, and its
+        traffic counts ``least_bytes`` a run."""
         self.collective = arguments.collective
         self.reason = reason
         self._progress = progress or Progress()
         self._traffic = self._progress.traffic
         self._before = before
+        self._least_bytes = least_bytes
         name = arguments.method
         types: dict[int, MPI.Datatype] = {}
         if arguments.recvcounts is not None:
@@ -103,7 +106,7 @@ class NativePlan:
         """A run begins."""
         self._progress.expect_rank()
         if self._traffic is not None:
-            self._traffic.leave()
+            self._traffic.leave(self._least_bytes)
         if self._before is not None:
             self._before()
 

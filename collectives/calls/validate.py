@@ -100,6 +100,10 @@ class Validator:
             return arguments
         return parse_call(arguments, "native", self.comm.rank, self.comm.size).arguments
 
+    def least_bytes(self, arguments: Arguments) -> int:
+        """:attr:`Call.least_bytes` of a call that the MPI library carries out."""
+        return parse_call(arguments, "native", self.comm.rank, self.comm.size).least_bytes
+
     def agree(self, what: str) -> None:
         """With ``check``, all ranks raise unless all do the same."""
         if self.settings.check:

@@ -88,8 +88,8 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     kinds = (
         "rewritten: each rank writes to its buffers before each call, from 16 KiB on; cached: the "
-        "same buffers in every call, as other benchmarks have them; rotating: more buffers than "
-        "the caches hold (rewritten)"
+        "same buffers in every call, as other benchmarks have them; rotating: up to 64 sets of "
+        "buffers in turn, of which large ones do not stay in the caches (rewritten)"
     )
     add("--buffers", choices=("rewritten", "cached", "rotating"), default="rewritten", help=kinds)
     level = "thread level to ask MPI for (multiple)"
@@ -179,10 +179,17 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 f"{options.collective} is measured out of place only, as its input does not fit "
                 "where its result goes; use --place out"
             )
+        if pairs and comm.size == 1:
+            raise ValueError(
+                f"{options.collective} is measured between pairs of ranks; start it as mpirun -n 2 "
+                f"python -m collectives bench {options.collective}"
+            )
         _check_outputs(comm, options)
         dtype = inputs.parse_dtype(options.datatype)
         ends = options.minbytes, options.maxbytes
         lengths = list(inputs.sizes(*ends, options.stepfactor, options.stepbytes))
+        if plain == "barrier":  # which has no size
+            lengths = lengths[:1]
         about = report.environment(comm)
         if on_device:
             about["gpu"] = use_own_gpu(comm)
@@ -268,9 +275,10 @@ def _write(
 ) -> None:
     """Writes the results to files, which are replaced, and at the end to streams and a picture."""
     from collectives.bench import report
+    from collectives.bench.osu import osu
 
     if is_over and options.format == "osu":
-        print(report.osu(results))
+        print(osu(results))
     config = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()

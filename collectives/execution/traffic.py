@@ -13,6 +13,7 @@ class Traffic:
         dense: bytes that vectors would have taken in the messages of sparse all-reduces.
         shared: bytes stored into other ranks' memory, or loaded from it, in the place of messages.
         native: collectives that were left to the MPI library, which does not say what it sends.
+        native_bytes: bytes that the busiest rank sends in them at least, by any algorithm.
     """
 
     messages: int = 0
@@ -20,6 +21,7 @@ class Traffic:
     dense: int = 0
     shared: int = 0
     native: int = 0
+    native_bytes: int = 0
 
     def send(self, messages: int, nbytes: int) -> None:
         """Messages start."""
@@ -30,6 +32,7 @@ class Traffic:
         """A run in shared memory starts, which moves ``nbytes``."""
         self.shared += nbytes
 
-    def leave(self) -> None:
-        """The MPI library's own collective starts."""
+    def leave(self, nbytes: int) -> None:
+        """The MPI library's own collective starts, which sends ``nbytes`` at least."""
         self.native += 1
+        self.native_bytes += nbytes

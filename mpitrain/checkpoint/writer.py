@@ -139,7 +139,8 @@ class Writer:
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
         self._pending = msgspec.structs.replace(manifest, pieces=own), target
-        self._thread = Thread(target=self._write, args=(snapshot, beside / file, start))
+        self._thread = Thread(target=self._write, args=(snapshot, beside / file))
+        self._lasted = perf_counter() - start
         self._thread.start()
         return None if self._background else self.finish()
 
@@ -191,7 +192,8 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, arrays: dict[str, Later], path: Path, start: float) -> None:
+    def _write(self, arrays: dict[str, Later], path: Path) -> None:
+        start = perf_counter()  # a thread of a virtual rank has another clock than the rank
         try:
             found = {key: later.get() for key, later in arrays.items()}
             write_whole(path, lambda beside: save_file(found, beside))
@@ -200,7 +202,7 @@ class Writer:
             self._written = error
         except Exception as error:  # safetensors has errors of its own for a full disk
             self._written = OSError(None, str(error), str(path))
-        self._lasted = perf_counter() - start
+        self._lasted += perf_counter() - start
 
     @_on_rank_0
     def _complete(self, found: Any, target: Path) -> None:

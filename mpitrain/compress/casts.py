@@ -27,7 +27,7 @@ class _Cast(Named):
 class BF16(_Cast):
     """bfloat16: 2 bytes a number, 8 bits of mantissa, the range of float32.
 
-    Rounds to nearest, at most 2**-9 of a number; the largest numbers saturate.  Try it first.
+    Rounds to nearest, at most 2**-8 of a number; the largest numbers saturate.  Try it first.
     """
 
     name: ClassVar[str] = "bf16"
@@ -46,8 +46,8 @@ class BF16(_Cast):
 class FP16(_Cast):
     """IEEE float16: 2 bytes a number, 11 bits of mantissa; above 65504 it saturates.
 
-    Numbers below 6e-5 lose precision, those below 6e-8 become 0: gradients are small, so mind the
-    loss scale.
+    Rounds to nearest, at most 2**-11 of a number.  Numbers below 6e-5 lose precision, those below
+    6e-8 become 0: gradients are small, so mind the loss scale.
     """
 
     name: ClassVar[str] = "fp16"

@@ -64,8 +64,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         spike_steps: losses in a row, far above, that make a spike; none of its steps is saved.
         spike_times: times that a run goes back; the next spike ends it.
         dir: folder for metrics and checkpoints of one job at a time; an earlier run's metrics are
-            replaced, its trace is removed, and its checkpoints are moved to
-            ``checkpoints/earlier``, unless it is resumed.  When a job file leaves it out: the
+            moved to ``metrics.earlier.jsonl``, its trace is removed, and its checkpoints are moved
+            to ``checkpoints/earlier``, unless it is resumed.  When a job file leaves it out: the
             file's name without its suffix, under ``runs/``.
         shadow: first steps in which a few samples of the batch also go through a torch module in
             plain torch, on rank 0; another loss, gradient or update is an error; 0: none.

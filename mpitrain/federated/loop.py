@@ -3,7 +3,6 @@
 from collections.abc import Generator, Mapping
 from functools import partial
 from math import inf, isnan, sqrt
-from time import perf_counter
 from typing import cast
 
 import numpy as np
@@ -99,7 +98,7 @@ class FederatedLoop(Loop):
                 that are not finite.
             Exception: as :meth:`Loop.step`.
         """
-        parts, begun, wire = self.parts, perf_counter(), self._wire
+        parts, wire = self.parts, self._wire
         parts.expect_open()
         parts.before_step(parts)
         nbytes = partial(self._sums.client_bytes, self._store.parameters)
@@ -123,16 +122,16 @@ class FederatedLoop(Loop):
         parts.count_steps(parts.steps_done, [()])
         parts.stopping = parts.comm.allreduce(parts.stop.raised(), op=MPI.LOR)
         losses = self._losses(trained)
-        step = self._step(losses, mean, begun, summing)
+        step = self._step(losses, mean, summing)
         found = self._round(cohort, mean, sent, losses)
         self._adapt(step.loss)
         return [found, step]
 
-    def _step(self, losses: Losses, mean: Mean, begun: float, own: float) -> Step:
+    def _step(self, losses: Losses, mean: Mean, own: float) -> Step:
         """Record of the step; collective.  ``own``: this rank's seconds in the sum of changes."""
         parts, samples = self.parts, sum(samples for _, samples in losses.values())
         loss = sum(loss for loss, _ in losses.values()) / samples if samples else float("nan")
-        lasted = perf_counter() - begun
+        lasted = parts.account.lap()
         parts.account.add(lasted, own, {})
         told = [lasted, own, *parts.account.moved(), parts.device.memory()]
         seconds, comm_seconds, sent, shared, memory = map(parts.comm.allreduce, told)

@@ -54,7 +54,7 @@ class Wire:
     Attributes:
         comm: the ranks.
         algorithm: algorithm of the all-reduces; a ring in the place of ``auto``, which may leave
-            them to the MPI library, whose bytes are not counted.
+            them to the MPI library, of whose bytes the least alone is known.
         seconds: seconds of all of them.
     """
 
@@ -67,7 +67,7 @@ class Wire:
     @property
     def sent(self) -> int:
         """Bytes that this rank has sent so far, or moved in memory that it shares."""
-        return self._traffic.sent + self._traffic.shared
+        return self._traffic.sent + self._traffic.native_bytes + self._traffic.shared
 
     def add(self, total: Array) -> None:
         begun = perf_counter()

@@ -1,9 +1,10 @@
 """The reader of ``metrics.jsonl``; it skips kinds and fields of newer versions."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -14,10 +15,6 @@ from mpitrain.metrics.records import Record, Start, Summary
 #: Beginning of every line: a last line that begins so without a line break was cut off.
 _BEGINNING = b'{"event":"'
 _KINDS = {kind.__struct_config__.tag: kind for kind in get_args(Record)}
-_FLOATS = {
-    event: [field.name for field in msgspec.structs.fields(kind) if field.type is float]
-    for event, kind in _KINDS.items()
-}
 _Kind = TypeVar("_Kind")
 
 
@@ -137,16 +134,26 @@ def _record(line: bytes) -> Record | Unknown:
         step = told.get("step")
         return Unknown(event, step if isinstance(step, int) else 0)
     try:
-        found: Record = msgspec.convert(
-            _with_nan(told, _FLOATS[event]), _KINDS[event], str_keys=True
-        )
+        kind = _KINDS[event]
+        numbers = _with_nan(told, kind) if b"null" in line else told
+        found: Record = msgspec.convert(numbers, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(f"a {event} with a wrong field: {error}") from error
     return found
 
 
-def _with_nan(told: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    numbers = {**told, **{name: math.nan for name in names if told.get(name, 0) is None}}
-    if isinstance(metrics := told.get("metrics"), dict):
-        numbers["metrics"] = {k: math.nan if v is None else v for k, v in metrics.items()}
-    return numbers
+def _with_nan(told: Any, kind: Any) -> Any:
+    """What JSON tells of a value of type ``kind``, with nan for each null where it has a float."""
+    if told is None and kind is float:
+        return math.nan
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):  # of a struct and its absence
+        return _with_nan(told, parts[0])
+    if isinstance(told, list) and parts:
+        return [_with_nan(one, parts[0]) for one in told]
+    if isinstance(told, dict) and parts:
+        return {key: _with_nan(one, parts[-1]) for key, one in told.items()}
+    if isinstance(told, dict) and hasattr(kind, "__struct_fields__"):
+        types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        return {key: _with_nan(one, types.get(key)) for key, one in told.items()}
+    return told

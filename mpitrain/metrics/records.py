@@ -17,7 +17,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         processes: ``host:number`` of each rank, by which launchers name a dead one.
         layout: arrangement of the ranks.
         stages: the layers of each stage of the pipeline, chunk after chunk.
-        algorithm: all-reduce of the gradients.
+        algorithm: all-reduce of the gradients of rank 0's stage.
         reason: why it was chosen.
         parameters: number of trained numbers.
         config: the job by table and key, defaults included; ``own`` names what a program brings.
@@ -118,7 +118,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             the last rank at the end of the step.
         read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
             that read them ahead.
-        sent_bytes: bytes that a rank sent in messages of collectives, mean over the ranks.
+        sent_bytes: bytes that a rank sent in messages of collectives, mean over the ranks; in those
+            that are left to the MPI library, the least that a rank must send.
         shared_bytes: bytes that it moved in the node's shared memory instead.  Exchanges of
             workers and ZeRO's parameters follow the agreement on a step; they count in the seconds
             and bytes of the next step, or of the last one.
@@ -336,7 +337,8 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         ended: why training ended.
         tested: whether there were samples to test on.
         sent_bytes, shared_bytes: mean of a step.
-        dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas.
+        dense_bytes: bytes of an uncompressed sum, 2 (p-1)/p times the gradients' on p replicas,
+            mean over the ranks.
         step_s, save_s: seconds of a step, and of writing a checkpoint, mean over those of the run.
         mtbf: ``checkpoint.mtbf``.
         busiest_bytes: bytes of a step, sent and moved in shared memory, of the rank with most.

@@ -58,8 +58,7 @@ def _tensorboard(folder: Path, job: Job, done: int) -> Iterator[Log]:
     """Event files in ``tensorboard/``; curves of an earlier run after step ``done`` are hidden."""
     from tensorboardX import SummaryWriter
 
-    purge = done + 1 if done else None
-    with SummaryWriter(str(folder / "tensorboard"), purge_step=purge) as writer:
+    with SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1) as writer:
         yield lambda step, numbers: [writer.add_scalar(*one, step) for one in numbers.items()]
 
 

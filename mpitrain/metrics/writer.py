@@ -23,12 +23,14 @@ def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator
     """Opens a file with a line a record, complete up to the last record at any time.
 
     An earlier file keeps its records up to step ``done``, or with ``tests_again`` up to the test
-    after it.  With each record but a step's the file's name is looked up, as records of a file that
-    was removed, or replaced by another job, would be lost.  ReportError: it cannot be written, now
-    or later.
+    after it; where none is done, it becomes ``metrics.earlier.jsonl``.  With each record but a
+    step's the file's name is looked up, as records of a file that was removed, or replaced by
+    another job, would be lost.  ReportError: it cannot be written, now or later.
     """
     with ExitStack() as stack:
         with being_written(path, ReportError):
+            if not done and path.is_file():
+                path.replace(path.with_suffix(f".earlier{path.suffix}"))
             kept = _until(path, done, tests_again) if done and path.exists() else ()
             file = stack.enter_context(begin(path, kept))
 

@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import cast
 
 from mpi4py import MPI
@@ -167,12 +166,12 @@ class ServedLoop(Loop):
             NonFinite: on all ranks; nothing that is not finite was pushed.
             ConfigError: besides, on all ranks; a parameter has no part in the loss.
         """
-        parts, start = self.parts, perf_counter()
+        parts = self.parts
         parts.expect_open()
         first, count = parts.steps_done, len(batch.indices)
         act = partial(self._side.act, batch, first)
         own = together(parts.comm, act, DataError, NonFinite, ConfigError)
-        own.seconds = perf_counter() - start
+        own.seconds = parts.account.lap()
         is_worker = own.pushes is None
         pulling = {self._members.roles.server(0): own.pulling} if is_worker else {}
         parts.account.add(own.seconds, own.pushing, pulling)

@@ -70,12 +70,12 @@ class Account:
         #: For each rank a value of its amount of work, its host, and whether ranks share cores.
         self._ranks = [(kind, host, crowded[host]) for kind, host, _ in told]
         self._traffic = traffic_of(comm)
-        self._before = self._traffic.sent, self._traffic.shared
+        self._before = self._counted()
         #: Bytes that this rank has moved in steps.
         self.bytes_moved = 0
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
         self._published, self._late = 0.0, (0, 0)
-        self._lap = self._reported = perf_counter()
+        self._lap = perf_counter()
         self._drift = self.met = 0.0
         #: Seconds since the start by activity; waiting by the rank that was waited for.
         self._computing = self._reducing = self._meeting = 0.0
@@ -88,12 +88,21 @@ class Account:
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self._published
-        self.bytes_moved -= sum(self.moved())
+        self._before = self._counted()
         self.met = 0.0
+
+    def lap(self) -> float:
+        """Seconds of this step: those since the last call, or since :meth:`begin`."""
+        before, self._lap = self._lap, perf_counter()
+        return self._lap - before
+
+    def _counted(self) -> tuple[int, int]:
+        """Bytes sent and moved in shared memory so far; the least by the MPI library."""
+        return self._traffic.sent + self._traffic.native_bytes, self._traffic.shared
 
     def moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
-        now, before = (self._traffic.sent, self._traffic.shared), self._before
+        now, before = self._counted(), self._before
         self._before = now
         self.bytes_moved += sum(now) - sum(before)
         return now[0] - before[0], now[1] - before[1]
@@ -112,17 +121,22 @@ class Account:
         self._reducing += seconds
         return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
 
-    def report(self, loss: Scalar, comm_seconds: float, source: MicroBatches | None) -> StepReport:
+    def report(
+        self,
+        loss: Scalar,
+        comm_seconds: float,
+        source: MicroBatches | None,
+        waited: Mapping[int, float],
+    ) -> StepReport:
         """This rank's report of the step that it has computed; call :meth:`start_next` afterwards.
 
         Args:
             loss: this rank's part of the mean over the batch.
             comm_seconds: seconds in the sum of gradients.
-            source: the micro-batches; None: the rank has computed nothing.
+            source: the micro-batches; None: their labels are none of the report's.
+            waited: seconds of waiting for other stages, by rank.
         """
-        parts, feed, waited = self._parts, self._parts.feed, self._parts.passes.runner().waited
-        self._reported = perf_counter()
-        seconds = self._reported - self._lap
+        parts, feed, seconds = self._parts, self._parts.feed, self.lap()
         self.met += feed.met_seconds
         self.add(seconds, comm_seconds, waited)
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
@@ -151,8 +165,7 @@ class Account:
 
     def start_next(self) -> None:
         """Note that the ranks have agreed on the step: from now on the next step's time runs."""
-        self.met = perf_counter() - self._reported
-        self._lap = self._reported
+        self.met = perf_counter() - self._lap
 
     def record(self, begun: Begun, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import isfinite, sqrt
-from time import perf_counter
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from mpitrain.pipeline.weights import VersionedWeights
 from mpitrain.training.account import Begun
 from mpitrain.training.loop import Batch, Loop, count_labels
 from mpitrain.training.parts import Parts
-from mpitrain.update.agreement import Agreed, NonFinite, named, nonfinite_message
+from mpitrain.update.agreement import Agreed, NonFinite, StepReport, named, nonfinite_message
 
 
 class Updated(NamedTuple):
@@ -141,8 +140,7 @@ class AsynchronousLoop(Loop):
         parts = self.parts
         parts.expect_open()
         parts.before_step(parts)
-        passes, feed = parts.passes, parts.feed
-        done, count, start = parts.steps_done, len(batch.indices), perf_counter()
+        passes, done, count = parts.passes, parts.steps_done, len(batch.indices)
         runner = passes.runner(count)
         store = parts.store
         window = UpdateWindow(parts, runner)
@@ -157,22 +155,23 @@ class AsynchronousLoop(Loop):
 
         with parts.passing():
             own = runner.run(source, window.weights, store, window.update, context)
-        lasted, (unequal,) = perf_counter() - start, parts.device.read([source.unequal])
-        parts.account.add(lasted, sum(one.comm_seconds for one in own), runner.waited)
-        spent = lasted, sum(runner.waited.values()), feed.read_seconds, *parts.account.moved()
-        flags = parts.stop.raised(), bool(parts.purity.faults()), unequal, parts.device.memory()
-        more = np.array([*spent, *flags], float)
+        summing = sum(one.comm_seconds for one in own)
+        report = parts.account.report(0.0, summing, None, runner.waited)
+        more = np.array([*report.numbers, *parts.device.read([source.unequal])], float)
         updates = window.agree(own, more)
-        seconds, waited, reading, sent, shared = (more[:5] / count).tolist()
-        stopping, faulty, unequal, memory = more[5:].tolist()
-        if faulty:
+        parts.account.start_next()
+        *numbers, unequal = more.tolist()
+        whole = StepReport(*numbers)
+        if whole.faults:
             parts.purity.expect(f"until step {done + count}")
         if unequal:
             raise uncountable(done, "parallel.schedule = 'asynchronous' updates each stage")
         if any(one.unused for one in updates):
             window.expect_used()
         parts.count_steps(done, batch.indices)
-        parts.stopping, found = bool(stopping), list[Step]()
+        parts.stopping, found = bool(whole.stopping), list[Step]()
+        spent = whole.seconds, whole.wait_seconds, whole.read_seconds
+        seconds, waited, reading = (total / count for total in spent)
         for step, update in enumerate(updates, done):
             if not (isfinite(update.loss) and isfinite(update.squares)):
                 data = named(parts.comm, source.unfit(step - done))
@@ -182,8 +181,8 @@ class AsynchronousLoop(Loop):
             times = seconds, update.comm_seconds, waited, reading
             norm = sqrt(update.squares)
             agreed = Agreed(
-                update.loss, *times, sent_bytes=sent, shared_bytes=shared, memory=memory,
-                grad_norm=norm,
+                update.loss, *times, sent_bytes=whole.sent_bytes / count,
+                shared_bytes=whole.shared_bytes / count, memory=whole.memory, grad_norm=norm,
             )  # fmt: skip
             found.append(parts.account.record(begun, agreed))
         return found

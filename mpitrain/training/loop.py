@@ -65,7 +65,6 @@ class Loop(ClosedTogether):
 
     def batches(self, epoch: int) -> Generator[Batch]:
         """Read the batches of an epoch that are not done yet, in turn."""
-        self.parts.account.begin()
         return read_batches(self.parts, epoch, remaining(self.parts, epoch), self.window)
 
     @abstractmethod
@@ -96,6 +95,7 @@ class Loop(ClosedTogether):
         if parts.measured_rates:
             parts.measured_rates.expect_led()
         done = parts.steps_done
+        parts.account.begin()
         with closing(self.batches(epoch)) as batches:
             for batch in batches:
                 if parts.spikes and done + 1 in parts.spikes.left_out:

@@ -52,7 +52,9 @@ class SynchronousLoop(Loop):
         parts.summation.begin(done, scale)
         # Buckets are summed over the ranks beside the backward pass, and are complete afterwards.
         loss, sum_seconds = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
-        report = parts.account.report(loss, sum_seconds, micro_batches)
+        report = parts.account.report(
+            loss, sum_seconds, micro_batches, parts.passes.runner().waited
+        )
         agreed = self.agree(report)
         parts.account.start_next()  # whose report has the seconds from here on
         skipped, late_seconds = None, 0.0

@@ -41,7 +41,9 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
     assert {r["algorithm"] for r in results} >= {"native", one}
     right = None if collective == "barrier" else 0
     assert all(r["wrong"] == right and len(r["times_us"]) == 3 for r in results)
-    assert all(r["p50_us"] > 0 for r in results)
+    assert all(r["p50_us"] > 0 and len(r["ranks_us"]) == comm.size for r in results)
+    empty = {(r["bytes"], r["op"]) for r in results} == {(1, "none")}
+    assert empty == (collective == "barrier")
     assert told["environment"]["ranks"] == comm.size
     assert (comm.size == 1) == (told["environment"]["store_ns"] is None)
     with open(f"{folder}/b.csv") as file:
@@ -72,7 +74,7 @@ def test_osus_columns_a_plot_and_too_little_bandwidth(comm, tmp_path, capsys):
     assert status == 1
     if comm.rank == 0:
         told = capsys.readouterr().out
-        assert "# Size    Avg Latency(us)" in told
+        assert "# Size       Avg Latency(us)   Min Latency(us)" in told
         rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
         buffers = [("numpy", "out"), ("numpy", "in"), ("shared", "out"), ("shared", "in")]
         assert len(rows) % 4 == 0 and {(*row[-2:],) for row in rows} == {*buffers}
@@ -87,14 +89,14 @@ def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
         plan = real(comm, arguments, algorithm)
         if algorithm == "ring":
             recv = arguments.recvbuf[0]
-            plan._program = [*plan._program, lambda: recv.__setitem__(0, -1)]
+            plan._program = [*plan._program, lambda: recv.__setitem__(0, -1 / 3)]
         return plan
 
     monkeypatch.setattr(Communicator, "plan", sabotaged)
     status, told, _ = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring")
     assert status == 1
     wrong = {r["algorithm"]: r["wrong"] for r in told["results"]}
-    assert wrong["ring"] >= comm.size
+    assert wrong["ring"] == comm.size  # an element on each rank, of which several bytes differ
     assert wrong["native"] == 0
 
 
@@ -105,10 +107,13 @@ def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "-d", "flaot"]) == 2
     assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
     assert main(["bench", "scatter", "--place", "in"]) == 2
+    pairs = ["bench", "osu_bw", "-e", "8", "-n", "1", "--repeats", "1"]
+    assert main(pairs) == (2 if comm.size == 1 else 0)
     # As where native alone is asked for, and has no such type.
     monkeypatch.setattr("collectives.bench.measure.measure", lambda on, case: [])
     assert main(["bench", "allreduce", *QUICK]) == 2
     told = capsys.readouterr().err
+    assert ("bandwidth is measured between pairs of ranks; start it as" in told) == (comm.size == 1)
     for sentence in (
         "did you mean 'ring'?",
         f"error: hierarchical: local={comm.size + 1} must lie in 1..{comm.size}, the number of",

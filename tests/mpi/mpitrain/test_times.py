@@ -8,8 +8,11 @@ from mpi4py import MPI
 
 from mpitrain.metrics.records import Step
 from mpitrain.report.facts import ranks, waited_for
+from mpitrain.run import train
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import job
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.feed import Feed
+from tests.mpi.mpitrain.layouts import changed, in_folder, job, mlp
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -22,25 +25,29 @@ def times(trainer):
     return trainer.parts.account.times(trainer.parts.grid.place)
 
 
-def run(comm, config):
-    """The records of a few steps, before each of which one rank sleeps, and all ranks' times."""
+def run(comm, config, monkeypatch):
+    """The records of a few steps, of which one rank reads slowly, and all ranks' times."""
+    held = Feed._held
 
-    def before(parts):
+    def slow(*given):
         sleep(SECONDS if comm.rank == SLOW else 0.0)
+        return held(*given)
 
-    with start(comm, config, before_step=before) as trainer:
+    monkeypatch.setattr(Feed, "_held", slow)
+    with start(comm, config) as trainer:
         records = list(islice(trainer.run_epoch(0), STEPS))
         return records, times(trainer)
 
 
-@pytest.mark.parametrize("layout", ["data", "pipe"])
-def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout):
+@pytest.mark.parametrize("layout", ["data", "pipe", "asynchronous"])
+def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, monkeypatch):
     if RANKS == 1:
         pytest.skip("a single rank waits for nobody")
-    config = job(
-        "convnet" if layout == "data" else "gpt", **{"pipe": RANKS} if layout == "pipe" else {}
-    )
-    records, times = run(comm, config)
+    keys = {} if layout == "data" else {"pipe": RANKS}
+    if layout == "asynchronous":
+        keys |= {"schedule": layout, "window": 1}
+    config = job("gpt" if layout == "pipe" else "convnet", **keys)
+    records, times = run(comm, config, monkeypatch)
     assert all(isinstance(record, Step) for record in records)
     assert len(times.ranks) == RANKS
     # What the steps say is what the ranks say.
@@ -62,3 +69,26 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout):
         neighbours = {SLOW - 1, SLOW + 1} & set(range(RANKS))
         assert any(times.ranks[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
         assert sum(r.wait_share for r in records) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native"])
+def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
+    config = changed(mlp(algorithm=algorithm), sync={"kind": "local", "period": 8})
+    with start(comm, config) as trainer:
+        records = list(trainer.run_epoch(0))
+        evaluate(trainer.parts, 0)  # its bytes belong to no step
+        records += trainer.run_epoch(1)
+        moved = comm.allreduce(trainer.parts.account.bytes_moved)
+        assert moved >= RANKS * trainer.parts.dense_bytes * (len(records) // 8)
+    assert moved == pytest.approx(RANKS * sum(r.sent_bytes + r.shared_bytes for r in records))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_records_of_a_run_are_the_same_on_all_ranks(comm, folder):
+    """One stage has replicas, and the other none, so that the stages differ in their sums."""
+    config, seen = in_folder(job("mlp", replicas=(RANKS - 1, 1)), folder), []
+    with start(comm, config) as trainer:
+        train(trainer, on_record=seen.append)
+        dense = comm.allreduce(trainer.parts.dense_bytes) / RANKS
+    assert comm.allgather(seen) == [seen] * RANKS
+    assert seen[-1].dense_bytes == dense

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.compare import main
 
 RECORD = {
@@ -20,9 +22,10 @@ def written(folder, name, rows, mpi="A", stores=None):
     return str(path)
 
 
-def test_compare(capsys, tmp_path):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compare(capsys, tmp_path, in_place):
     rows = [
-        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us}
+        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us, "in_place": in_place}
         for name, us in (("ring", 2.0), ("native", 3.0))
     ]
     assert main([written(tmp_path, "a", rows, "Some MPI 1.0")]) == 0

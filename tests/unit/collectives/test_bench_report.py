@@ -4,16 +4,17 @@ import pytest
 
 from collectives.bench import report
 from collectives.bench.measure import Result
+from collectives.bench.osu import osu
 from collectives.commands.arguments import rate
 
 QUIET = [100.0, 101.0, 99.0, 100.0, 102.0]
 NOISY = [100.0, 150.0, 90.0, 160.0, 100.0]
 
 
-def result(algorithm, times, *, nbytes=1000, memory="numpy"):
+def result(algorithm, times, *, nbytes=1000, memory="numpy", collective="allreduce", ranks_us=()):
     return Result(
-        "allreduce", algorithm, algorithm, "asked for", nbytes, nbytes // 4, "float32", "sum",
-        False, memory, 4, 10, times_us=list(times), wrong=0,
+        collective, algorithm, algorithm, "asked for", nbytes, nbytes // 4, "float32", "sum",
+        False, memory, 4, 10, times_us=list(times), ranks_us=list(ranks_us), wrong=0,
     )  # fmt: skip
 
 
@@ -66,3 +67,26 @@ def test_several_have_a_line_each():
     ]
     assert lines[6] == "# Mean of all rows that --min-busbw judges: 0.0200, at least 0.5 asked for"
     assert lines[7].startswith("# 1 of 4 rows are noisy (!)")
+
+
+LATENCIES = "Avg Latency(us) Min Latency(us) Max Latency(us)"
+
+
+@pytest.mark.parametrize(
+    ("collective", "heads", "cells"),
+    [
+        ("allreduce", LATENCIES, "1000 2.50 1.00 4.00"),
+        ("reduce_scatter", LATENCIES, "1000 2.50 1.00 4.00"),
+        ("allgatherv", LATENCIES, "250 2.50 1.00 4.00"),
+        ("scatter", LATENCIES, "250 2.50 1.00 4.00"),
+        ("latency", "Avg Latency(us)", "1000 5.00"),
+        ("bandwidth", "Bandwidth(MB/s)", "1000 200.00"),
+    ],
+)
+def test_osus_sizes_and_numbers(collective, heads, cells):
+    """A rank's block where blocks are moved; latencies over the ranks; bandwidths of pairs."""
+    ranks_us = (1.0, 2.0, 3.0, 4.0) if heads == LATENCIES else ()
+    lines = osu([result("native", [5.0] * 3, collective=collective, ranks_us=ranks_us)])
+    _, head, row = lines.splitlines()
+    assert " ".join(head.split()).startswith(f"# Size {heads} Iterations")
+    assert " ".join(row.split()).startswith(f"{cells} 30 Pass")

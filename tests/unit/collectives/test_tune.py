@@ -55,6 +55,12 @@ def test_repeats_are_compared_with_each_other():
     assert rule.algorithm == "ring" and rule.ratio == 2.0
 
 
+def test_sizes_that_are_rounded_to_the_same_blocks_are_measured_once():
+    """Rules of one size would be refused after all was measured, and an empty block is no size."""
+    counts = [case.count(8) for case in tune.cases("alltoall", [8, 16, 32, 40, 64, 128], 8, 5)]
+    assert counts == [1, 2, 4]
+
+
 def test_no_change_for_little():
     found = rules([
         at(8, native=[9.0] * 4, ring=[3.0] * 4, butterfly=[5.0] * 4),

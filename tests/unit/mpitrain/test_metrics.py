@@ -160,10 +160,20 @@ def test_a_csv_has_a_row_for_each_step_and_test(tmp_path):
         assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
 
 
-def test_curves_for_tensorboard(tmp_path):
-    job = Config(run=Run(dir=str(tmp_path), records=("tensorboard",)))
+def test_curves_for_tensorboard(tmp_path, monkeypatch):
+    """A run's curves take the place of an earlier one's, whether it goes on or begins."""
+    from tensorboardX import SummaryWriter
+
+    job, hidden = Config(run=Run(dir=str(tmp_path), records=("tensorboard",))), []
+
+    def writer(folder, purge_step):
+        hidden.append(purge_step)
+        return SummaryWriter(folder, purge_step=purge_step)
+
+    monkeypatch.setattr("tensorboardX.SummaryWriter", writer)
     recorded(job, steps=2)
     recorded(job, done=1, steps=3)
+    assert hidden == [1, 2]
     files = list((tmp_path / "tensorboard").glob("events.*"))
     content = b"".join(file.read_bytes() for file in files)
     for name in (b"loss", b"grad_norm", b"test_accuracy"):
@@ -313,6 +323,10 @@ def test_a_resumed_run_keeps_the_steps_that_were_taken_last(tmp_path):
     assert told == [1, 2, 3, 4, 5, 6, 2, 3, 4]
     with json_lines(path, 1):
         assert [record.step for record in read_records(path).records] == [1]
+    with json_lines(path):
+        assert read_records(path).records == []
+    (earlier,) = read_records(tmp_path / "metrics.earlier.jsonl").records
+    assert earlier.step == 1
 
 
 def test_a_summary_advises_on_checkpoints():

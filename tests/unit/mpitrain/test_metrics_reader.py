@@ -10,8 +10,10 @@ from mpitrain.config import Config
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import (
     Epoch,
+    Noise,
     RankTime,
     Resumed,
+    Round,
     Saved,
     Skipped,
     Start,
@@ -28,12 +30,13 @@ SUMMARY = Summary(1.25, 2, "ring", "asked", 100.0, 0.2, 0.1, {"accuracy": 0.75})
 RECORDS = [
     START,
     Resumed(4, "there", ["newer: torn"]),
-    Step(5, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, 0.1),
+    Step(5, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, 0.1, noise=Noise(math.nan, 1.0, 0.0)),
     Straggler(5, 1, "b", 2.5),
     Skipped(6, "rank 1: b.weight", 512.0),
     Epoch(0, 0.25, {"accuracy": 0.5, "mae": math.nan}),
     Saved(6, "there", 0.5),
-    Times([RankTime(0, 0, 1.0, 0.5, {1: 0.25}, 0.125, 2**20)]),
+    Times([RankTime(0, 0, 1.0, math.nan, {1: 0.25}, 0.125, 2**20)]),
+    Round(7, 2, 2, 0, 0, 3, 1.0, 8, 8, 8, losses={"a": math.nan}),
     SUMMARY,
 ]
 
