@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from types import FrameType
 from typing import Any
@@ -19,6 +19,8 @@ from collectives.run.record import CAME, WAITED, Recorder
 _SENDS = "Send Ssend Bsend Rsend send ssend bsend Isend Issend Ibsend Irsend isend issend ibsend"
 _STARTED = "Send_init Ssend_init Bsend_init Rsend_init"
 _RECEIVES = "Recv recv Irecv irecv Recv_init"
+#: Receives whose status comes when they are complete.
+_LATE = ("Irecv", "irecv", "Recv_init")
 #: Calls whose time is all that is recorded.
 _ALONE = "Probe probe Mprobe mprobe Iprobe iprobe Create_group Create_intercomm Spawn"
 #: Places of ``dest`` and ``source`` among the arguments, ``status`` being two behind ``source``.
@@ -28,7 +30,7 @@ _PLACES = {
     **dict.fromkeys(_RECEIVES.split(), (0, 1)),
     **{"Sendrecv": (1, 4), "sendrecv": (1, 4), "Sendrecv_replace": (1, 3)},
 }
-_PEERS = ("dest", "source")
+_PEERS = (("dest", "sendtag"), ("source", "recvtag"))
 _MADE = "Clone Dup Split Split_type Create Create_cart Create_graph Create_dist_graph"
 _FORMS = {name for form in (Blocking, Nonblocking, Persistent, Objects) for name in vars(form)}
 NAMES = [*(name for name in _FORMS if name[0] != "_"), *_PLACES, *_MADE.split()]
@@ -41,7 +43,7 @@ _TESTS = _WAITS.replace("Wait", "Test").replace("wait", "test")
 class Numbers:
     """Numbers of the calls on a communicator, which all its ranks find alike.
 
-    A message's is below 0; it is the first, second, ... of two ranks, whatever its tag.
+    A message's is below 0; it is the first, second, ... of two ranks and a tag.
     """
 
     def __init__(self, comm: MPI.Intracomm, made: dict[tuple[int, ...], int]) -> None:
@@ -63,21 +65,28 @@ class Numbers:
         """Numbers of a call with these arguments."""
         if name not in _PLACES:
             return [self.next()]
-        dest, source = (_peer(given, named, *each) for each in zip(_PLACES[name], _PEERS))
-        return [
-            self.next(*pair) for pair in ((self.own, dest), (source, self.own)) if min(pair) >= 0
-        ]
+        places = zip(_PLACES[name], _PEERS)
+        dest, source = (_envelope(given, named, place, *words) for place, words in places)
+        pairs = (self.own, *dest), (source[0], self.own, source[1])
+        return [self.next(*pair) for pair in pairs if min(pair[:2]) >= 0]
 
 
-def _peer(given: tuple[Any, ...], named: dict[str, Any], place: int, name: str) -> Any:
-    """The rank that an argument names, or the status of a receive from any; below 0: none."""
+def _envelope(
+    given: tuple[Any, ...], named: dict[str, Any], place: int, *words: str
+) -> tuple[int, int]:
+    """Rank and tag of a message, from the arguments or the status; a rank below 0: none."""
     if not place:
-        return -1
-    peer = given[place] if len(given) > place else named.get(name, MPI.ANY_SOURCE)
-    if peer == MPI.ANY_SOURCE:
-        status = given[place + 2] if len(given) > place + 2 else named.get("status")
-        return -1 if status is None else status.source
-    return peer
+        return -1, 0
+    peer, tag = words
+    usual = MPI.ANY_TAG if peer == "source" else 0
+    rank = given[place] if len(given) > place else named.get(peer, MPI.ANY_SOURCE)
+    place += 1
+    tag = given[place] if len(given) > place else named.get(tag, named.get("tag", usual))
+    if rank != MPI.ANY_SOURCE and tag != MPI.ANY_TAG:
+        return rank, tag
+    place += 1
+    status = given[place] if len(given) > place else named.get("status")
+    return (-1, 0) if status is None else (status.source, status.tag)
 
 
 class Watch:
@@ -134,6 +143,8 @@ class Watch:
             if kind is not None:
                 role, found = CAME, kind(found)
                 found.again, found.numbers = (of, []) if later else (list, of())
+                if name in _LATE and _envelope(given, named, 1, *_PEERS[1])[0] < 0:
+                    found.came = comm.numbers
             numbers = of() if kind is None else found.numbers
             site = add(frame, name, begun, numbers, role)
             site.nbytes += next(filter(None, map(named_bytes, (*given[:2], *named.values()))), 0)
@@ -145,7 +156,8 @@ class Watch:
 
     def _request(self, kind: Any) -> Any:
         """A subclass of mpi4py's requests."""
-        members: dict[str, Any] = {"__module__": kind.__module__, "numbers": [], "again": list}
+        members: dict[str, Any] = {"__module__": kind.__module__}
+        members |= {"numbers": [], "again": list, "came": None}
         for name in f"{_WAITS} {_TESTS} Start Startall".split():
             if method := getattr(kind, name, None):
                 many = name.endswith(("all", "any", "some"))
@@ -168,26 +180,48 @@ class Watch:
         """Start, Wait, Test or another, of one request or of many."""
         add, starts, ends = self.recorder.add, "Start" in name, name.lower() in ("wait", "waitall")
         role = CAME if starts else WAITED if name in _WAITS else 0
+        several = name.lower().endswith(("all", "some"))
+        word, one = "statuses" if several else "status", name.lower().endswith(("any", "some"))
 
         @wraps(method)
         def call(*given: Any, **named: Any) -> Any:
             if _is_own(frame := sys._getframe(1)):
                 return method(*given, **named)
+            told = given[1] if len(given) > 1 else named.get(word)
+            if told is None and len(given) < 2 and not starts:
+                told = named[word] = [] if several else MPI.Status()
             begun = time.perf_counter()
             found = method(*given, **named)
             numbers: list[int] = []
             requests = given[0] if given else named["requests"]
-            for request in requests if many else (requests,):
+            requests = requests if many else (requests,)
+            done = dict(_done(name, found, told))
+            for place, request in enumerate(requests):
+                came, status = getattr(request, "came", None), done.get(place)
+                if came is not None and status is not None and status.source >= 0:
+                    numbers.append(came.next(status.source, came.own, status.tag))
                 if starts and hasattr(request, "again"):
                     request.numbers = request.again()
                 own = getattr(request, "numbers", ())
-                if own and (starts or ends or not request):
+                if own and (starts or ends or not request or (place in done and one)):
                     numbers += own
                     request.numbers = own if starts else []
             add(frame, name, begun, numbers, role)
             return found
 
         return call
+
+
+def _done(name: str, found: Any, told: Any) -> Iterable[tuple[int, Any]]:
+    """Places and statuses of the requests that a call has completed."""
+    name, first = name.lower(), found[0] if isinstance(found, tuple) else found
+    if told is None or "start" in name:
+        return ()
+    if name.endswith("all"):
+        return enumerate(told)
+    if name.endswith("some"):
+        return zip(first or (), told)
+    return [(first if name.endswith("any") else 0, told)]
 
 
 def named_bytes(spec: Any) -> int:

@@ -87,10 +87,6 @@ class Client:
         parts = assemble(MPI.COMM_SELF, alone, objects)
         self.loop = ClientLoop(parts, self._rates, job.federated.prox)
 
-    @property
-    def rate(self) -> float:
-        return self._rates.rate(0)
-
     def close(self) -> None:
         self.loop.close()
 

@@ -140,7 +140,8 @@ class FederatedLoop(Loop):
             loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, memory=memory,
             grad_norm=norm,
         )  # fmt: skip
-        step = Begun(parts.steps_done, parts.steps_done - 1, samples, self._client.rate)
+        number = parts.steps_done - 1
+        step = Begun(parts.steps_done, number, samples, parts.rates.rate(number))
         return parts.account.record(step, agreed)
 
     def _round(self, cohort: Cohort, mean: Mean, sent: int, losses: Losses) -> Round:

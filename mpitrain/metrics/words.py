@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from mpitrain.config.metric_names import is_better_higher
+
 
 def in_words(nbytes: float) -> str:
     """``3.5 MB``."""
@@ -39,4 +41,4 @@ def shown(name: str, value: float) -> str:
 
 def is_share(name: str) -> bool:
     """Whether a metric of this name is a share."""
-    return name in ("accuracy", "f1") or name.startswith("top")
+    return bool(is_better_higher(name))

@@ -152,7 +152,8 @@ class F1:
     def value(self, totals: Array) -> float:
         right, found, labels = totals.reshape(3, self.classes)
         occurs = found + labels > 0
-        return float((2 * right[occurs] / (found + labels)[occurs]).mean())
+        scores = 2 * right[occurs] / (found + labels)[occurs]
+        return float(scores.mean()) if len(scores) else nan
 
 
 class BinaryAccuracy(SumAndCount):

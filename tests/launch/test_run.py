@@ -143,9 +143,25 @@ FAULTS = {
     counts = [1000 + 1000 * (each == 1) for each in range(world.size)]
     world.Allgatherv(np.ones(items), [np.empty(sum(counts)), counts])""",
     "serial": "work(0.005); world.Barrier(); work(0 if rank else 0.06); world.bcast(step)",
+    # Receives from any rank, and one of another tag that stays open.
     "sender": """
     work(0 if rank else 0.06)
-    world.send(step, 1) if rank == 0 else world.recv(source=0) if rank == 1 else None""",
+    one, last = np.ones(1), step == 7
+    if rank == 0:
+        world.Send(one, 1, 3)
+        last and world.Send(one, 1, 9)
+    elif rank == 1:
+        stop = stop if step else world.Irecv(np.ones(1), 0, 9)
+        world.Recv(one, 0, 3) if step % 2 else world.Irecv(one, tag=3).Wait()
+        last and stop.Wait()""",
+    "persistent": """
+    work(0 if rank else 0.06)
+    if rank == 1:
+        own = [world.Recv_init(np.ones(1), 0)] if not step else own
+        own[0].Start()
+        MPI.Request.Waitany(own)
+    elif rank == 0:
+        world.Send(np.ones(1), 1)""",
 }
 
 
@@ -155,6 +171,7 @@ FAULTS = {
         ("data", "Rank 1 has 2.0 times as much data as the others in Allgatherv at planted.py:"),
         slow_case(*("serial", "Rank 0 works alone, a serial section: ")),
         ("sender", "Rank 0 sends late: rank 1 waits "),
+        slow_case(*("persistent", "Rank 0 sends late: rank 1 waits ")),
     ],
 )
 def test_the_first_line_of_a_profile_names_the_fault(tmp_path, fault, said):

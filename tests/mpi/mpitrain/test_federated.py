@@ -37,13 +37,13 @@ pytestmark = pytest.mark.at_most(5)
 RANKS = MPI.COMM_WORLD.size
 
 
-def job(dtype="float32", **own):
+def job(dtype="float32", schedule="constant", **own):
     """Of 20 clients by default; keys of [federated]."""
     return Config(
         run=Run(seed=3, dtype=dtype, log_every=1000),
         data=Data(name="digits"),
         model=Model(kind="mlp", hidden=(12,)),
-        optim=Optim(lr=0.1, reference_batch=0, momentum=0.5),
+        optim=Optim(lr=0.1, reference_batch=0, momentum=0.5, schedule=schedule),
         train=Train(epochs=1, batch_size=16),
         federated=Federated(**{"clients": 20, "rounds": 3, **own}),
     )
@@ -72,6 +72,7 @@ def alone(comm, config, count=None, **given):
 
 KINDS = {
     "all": {},
+    "one": dict(sample=1, schedule="linear"),
     "sampled": dict(scheme="sampled", sample=12, split="dirichlet"),
     "late": dict(
         sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work", bandwidth=5000.0
@@ -89,7 +90,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, ["late", "lamb", "secure, rotated"]))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, ["one", "late", "lamb", "secure, rotated"]))
 def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
     if KINDS[kind].get("secure"):
         pytest.importorskip("cryptography")
