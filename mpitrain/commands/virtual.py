@@ -63,7 +63,8 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
 
 def _tell(cluster: VirtualCluster, folder: Path, where: str) -> None:
     """Print the time of a step and each rank's shares, and write the report with its picture."""
-    seconds = [step.seconds for step in read_records(folder / "metrics.jsonl").of(Step)]
+    log = read_records(folder / "metrics.jsonl").since_start()
+    seconds = [step.seconds for step in log.of(Step)]
     step = f"a step takes {digits(1e3 * median(seconds))} ms" if seconds else "no step"
     print(f"{len(cluster.ranks)} virtual ranks on {where}: {step}")
     print(cluster.table())

@@ -101,15 +101,17 @@ def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
 
 
 def test_costs_of_a_client_are_those_of_its_batch(tmp_path):
-    """Each of two ranks trains a client, whose samples are one batch."""
-    profile = [LayerProfile(f"layer{number}", 0.01, 0.02, 0, 0) for number in range(2)]
-    write_profile(tmp_path / "costs.json", profile)
-    federated = ("rounds=1", "clients=2", "sample=2", "take=2", "dropout=0.0")
-    sets = [word for key in federated for word in ("--set", f"federated.{key}")]
-    sets += ["--set", "train.epochs=1", "--set", "train.batch_size=2000"]
-    options = ("--virtual", "2", "--costs", "costs.json")
-    done = programs.run(tmp_path, "-m", "mpitrain", "train", "federated", *options, *sets)
-    assert "computing by costs.json: a step takes 60" in done.stdout, done.stderr
+    """Each of two ranks trains a client, whose samples are one batch; then at twice the costs."""
+    for rounds in (1, 2):
+        seconds = 0.01 * rounds, 0.02 * rounds
+        profile = [LayerProfile(f"layer{number}", *seconds, 0, 0) for number in range(2)]
+        write_profile(tmp_path / "costs.json", profile)
+        federated = (f"rounds={rounds}", "clients=2", "sample=2", "take=2", "dropout=0.0")
+        sets = [word for key in federated for word in ("--set", f"federated.{key}")]
+        sets += ["--set", "train.epochs=1", "--set", "train.batch_size=2000", "--resume"]
+        options = ("--virtual", "2", "--costs", "costs.json")
+        done = programs.run(tmp_path, "-m", "mpitrain", "train", "federated", *options, *sets)
+        assert f"computing by costs.json: a step takes {60 * rounds}" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
