@@ -53,8 +53,8 @@ class Links:
         there = now + THIRD * self.latency(source, target)
         return max(there, self._there.get((source, target), there))
 
-    def meeting(self, members: Sequence[int], nbytes: int) -> float:
-        """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a
+    def meeting(self, members: Sequence[int], nbytes: float) -> float:
+        """Seconds of a collective of the library itself, of which ``nbytes`` pass a link: a
         binomial tree over the longest route from the first member."""
         rounds = (len(members) - 1).bit_length()
         if not rounds:

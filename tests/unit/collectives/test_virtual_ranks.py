@@ -132,6 +132,25 @@ def test_all_ranks_do_the_work_of_a_sum(monkeypatch):
     own.Free()
 
 
+@pytest.mark.parametrize(
+    ("messages", "call"),
+    [
+        (2 * 3 / 4, lambda: COMM_WORLD.Allreduce(LARGE, LARGE.copy())),
+        (4, lambda: COMM_WORLD.Iallgather(LARGE, np.zeros(4 * LARGE.size, "u1")).Wait()),
+        (4, lambda: COMM_WORLD.allgather(LARGE)),
+        (4, lambda: COMM_WORLD.alltoall([LARGE.copy() for _ in range(4)])),
+        (2, lambda: COMM_WORLD.reduce(LARGE)),
+        (2, lambda: COMM_WORLD.exscan(LARGE)),
+        (4, lambda: COMM_WORLD.allreduce(LARGE)),
+        (1, lambda: COMM_WORLD.bcast(LARGE)),
+        (4, lambda: COMM_WORLD.scatter([LARGE.copy() for _ in range(4)])),
+    ],
+)
+def test_collectives_of_the_library_take_the_time_of_what_a_rank_moves(messages, call):
+    cluster, _ = run(4, call)
+    assert cluster.seconds == pytest.approx(2 * PORT.alpha + messages * SENT, rel=0.02)
+
+
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:
