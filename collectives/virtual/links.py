@@ -34,7 +34,9 @@ class Links:
         for link, seconds in links:
             self._free[link] = begin + nbytes * seconds
         left = begin + nbytes * slowest
-        self._there[source, target] = left + THIRD * latency
+        # A small message before may be on its way still, by its whole latency.
+        there = self._there.get((source, target), 0.0)
+        self._there[source, target] = max(there, left + THIRD * latency)
         return begin, left
 
     def latency(self, source: int, target: int) -> float:

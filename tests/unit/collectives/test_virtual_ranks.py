@@ -223,6 +223,25 @@ def test_a_large_message_does_not_overtake_a_small_one():
     run(2, program)
 
 
+def test_a_large_message_does_not_overtake_a_small_one_behind_the_bytes_of_another():
+    def program():
+        if COMM_WORLD.rank == 0:
+            first = COMM_WORLD.Isend(LARGE, 1, 1)
+            here().sleep(1.0)
+            small = COMM_WORLD.Isend(np.zeros(1), 1)
+            first.Test()  # its bytes leave, in less than the latency of the small one
+            VirtualRequest.Waitall([first, small, COMM_WORLD.Isend(LARGE, 1)])
+            return None
+        COMM_WORLD.Recv(LARGE.copy(), 0, 1)
+        statuses = [MPI.Status() for _ in range(2)]
+        for status in statuses:
+            COMM_WORLD.Recv(LARGE.copy(), 0, 0, status)
+        return [status.Get_count() for status in statuses]
+
+    _, (_, found) = run(2, program, Topology(LinkCost(1.0, 1e-9)))
+    assert found == [8, LARGE.nbytes]
+
+
 def test_a_small_message_leaves_with_its_post():
     def program():
         rank, small = here(), np.full(1000, COMM_WORLD.rank)
