@@ -275,6 +275,8 @@ def test_a_plan_of_servers(capsys):
     assert "1.00 times this sum of gradients'" in line and "; take" not in line
     assert main(["plan", "server", "-n", "1"]) == 2
     assert "leaves no worker; start 2 ranks or more" in capsys.readouterr().err
+    assert main(["plan", "server", "-n", "3", "--flops", "1e9", "--against", "recompute=true"]) == 2
+    assert "--against: workers and servers have one layout" in capsys.readouterr().err
 
 
 OWN = """
@@ -331,6 +333,11 @@ def test_a_measured_step_gives_the_bandwidth_and_the_hours_of_the_training():
     assert f"gradients: {digits(8e-9 * 4 * own.model.size / 0.5)} Gb/s to keep up" in told
     work = 16 * 7200 * operations(own)
     assert f"whole training: 7200 steps, {work:.3g} operations, 1 hours" in told
+    five = replace(two, ranks=5, per_node=5)
+    coded, served = {"compress": {"codec": "int8"}}, {"server": {"ranks": 1, "bound": 0}}
+    for tables, machine in ((coded, replace(two, stream=1e6)), (served, five)):
+        told = explain(job(tables=tables), machine, is_counted=True, step_s=0.5)
+        assert ": 500.00 ms a step" in told
 
 
 @pytest.mark.parametrize(("millions", "milliseconds", "published"), ITERATIONS.values())
