@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from benchmarks.seeds import ITERATIONS
 from collectives.analysis.topology import LinkCost
@@ -175,6 +176,25 @@ def test_ranks_send_what_their_groups_share():
     assert found["gradients"] == pytest.approx(2 * 7 / 8 * nbytes)
     found, _ = sent(pipe=2, data=4, schedule="zb_v")
     assert found["pipe"] == 2 * activation / 4  # the tip of the V stays on its rank
+
+
+#: Purpose, bytes of all that is sent over those of a forward pass, and a job on 8 ranks.
+EXCHANGED = [
+    ("context", 3, job(context=8)),
+    ("context", 2, job(context=4, attention="ulysses")),
+    ("context", 2, load(Path("digits_space"))),
+    ("experts", 2, job(mixture=4, experts=4)),
+    ("tensor", 2, job(tensor=4)),
+]
+
+
+@pytest.mark.parametrize(("purpose", "passes", "config"), EXCHANGED)
+def test_what_is_computed_again_is_exchanged_again(purpose, passes, config):
+    again = structs.replace(config, parallel=structs.replace(config.parallel, recompute=True))
+    search = load_job(config, "plan").search(MACHINE, is_counted=True)
+    once, more = (planned(load_job(one, "plan"), search, one) for one in (config, again))
+    forward = once.step.sent[purpose] / passes
+    assert more.step.sent[purpose] == pytest.approx((passes + 1) * forward)
 
 
 def test_calls_and_latencies_are_paid_for_each_message():
