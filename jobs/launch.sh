@@ -16,10 +16,17 @@ launch() {
     mpiexec=$(dirname "$(command -v "$python")")/mpiexec # the environment's own, if it has one
     [ -x "$mpiexec" ] || mpiexec=mpiexec
     command=("$mpiexec" -n "$count" "${hosts[@]}")
-    [ "$kind" = mpirun ] || starter "$kind"
-    # Where Open MPI starts its daemons by ssh, they have the environment of a login.
-    [ "$kind" != mpirun ] || mapfile -d '' -t carried < <(printf 'env\0'; env -0 | grep -zE \
-        '^((COLLECTIVES|MPITRAIN|UCX|FI|OMP|NCCL)_\w*|\w+_NUM_THREADS|(LD_LIBRARY_|PYTHON)?PATH)=')
+    if [ "$kind" = mpirun ]; then
+        # Open MPI's daemons that ssh starts have the environment of a login, and add the path of
+        # their libraries.
+        mapfile -d '' -t carried < <(printf 'env\0'; env -0 |
+            grep -zE '^((COLLECTIVES|MPITRAIN|UCX|FI|OMP|NCCL)_\w*|\w+_NUM_THREADS|(PYTHON)?PATH)=')
+        # shellcheck disable=SC2016  # for the shell of a rank
+        [ -z "${LD_LIBRARY_PATH:-}" ] || carried+=(sh -c
+            'LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$0 exec "$@"' "$LD_LIBRARY_PATH")
+    else
+        starter "$kind"
+    fi
     command -v "${command[0]}" >/dev/null ||
         fail "MPITRAIN_LAUNCHER=$kind: there is no ${command[0]} on this node"
     command+=("${options[@]}")
