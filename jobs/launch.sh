@@ -17,8 +17,7 @@ launch() {
     [ -x "$mpiexec" ] || mpiexec=mpiexec
     command=("$mpiexec" -n "$count" "${hosts[@]}")
     if [ "$kind" = mpirun ]; then
-        # Open MPI's daemons that ssh starts have the environment of a login, and add the path of
-        # their libraries.
+        # Open MPI's daemons beyond ssh have the environment of a login, and their libraries' path.
         mapfile -d '' -t carried < <(printf 'env\0'; env -0 |
             grep -zE '^((COLLECTIVES|MPITRAIN|UCX|FI|OMP|NCCL)_\w*|\w+_NUM_THREADS|(PYTHON)?PATH)=')
         # shellcheck disable=SC2016  # for the shell of a rank

@@ -154,6 +154,7 @@ def _spelt(scheduler: str, given: str) -> str:
 
 def _slurm(asked: JobRequest) -> dict[str, str]:
     memory = asked.mem and asked.mem.upper().removesuffix("B")
+    limit = seconds(asked.time)
     values = {
         "job-name": asked.name,
         "nodes": asked.nodes,
@@ -166,6 +167,8 @@ def _slurm(asked: JobRequest) -> dict[str, str]:
         "constraint": asked.constraint,
         "mem": memory,
         "cpus-per-task": asked.cpus_per_task,
+        # The pattern's 120 s before the end would be the beginning of a short job.
+        "signal": f"B:USR1@{limit // 2}" if limit < 240 else None,
     }
     lines = {f"--{key}=": str(value) for key, value in values.items() if value is not None}
     return lines | ({"--exclusive": ""} if asked.exclusive else {})

@@ -165,7 +165,9 @@ def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     assert f"export MPITRAIN_PYTHON={sys.executable}\n" in out
     assert "export MPITRAIN_LAUNCHER=pmix\n" in out and "RESTART=3" not in out
     assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
-    assert out.count("\n") <= 130 and not re.search("PBS|PJM|apptainer", out)
+    assert "#SBATCH --signal=B:USR1@120\n" in out
+    assert "#SBATCH --signal=B:USR1@60\n" in shown(capsys, job, "--time", "2")
+    assert out.count("\n") <= 131 and not re.search("PBS|PJM|apptainer", out)
 
 
 def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
@@ -374,7 +376,8 @@ def test_ranks_of_other_nodes_have_the_variables_of_the_script(tmp_path):
     [
         ({}, "nomultithread"),
         ({"SLURM_HINT": "compute_bound"}, "compute_bound"),
-        ({"SLURM_CPUS_PER_TASK": "3"}, ""),  # threads, as there are not so many cores
+        ({"SLURM_CPUS_PER_TASK": "3"}, " 3"),  # threads, as there are not so many cores
+        ({"SLURM_CPUS_PER_TASK": "3", "MPITRAIN_LAUNCHER": "mpirun"}, ""),  # its daemons have all
         ({"SLURM_CPUS_ON_NODE": "4"}, ""),  # the others of the node are of another job
         ({"MPITRAIN_LAUNCH_OPTIONS": "--gpus 1 --cpu-bind=none"}, ""),
         ({"MPITRAIN_LAUNCHER": "mpirun"}, ""),
@@ -383,7 +386,8 @@ def test_ranks_of_other_nodes_have_the_variables_of_the_script(tmp_path):
 def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
     """Two nodes of four cores with two threads each."""
     cpus = "".join(f"{n % 4},0\\n" for n in range(8))
-    hinted = dict.fromkeys(("srun", "mpiexec"), 'echo "hint ${SLURM_HINT:-}"')
+    told = 'echo "hint ${SLURM_HINT:-}${SRUN_CPUS_PER_TASK:+ $SRUN_CPUS_PER_TASK}"'
+    hinted = dict.fromkeys(("srun", "mpiexec"), told)
     env = stand_ins(tmp_path, lscpu=f"printf '# CORE\\n{cpus}'", **hinted)
     env |= {"MPITRAIN_LAUNCHER": "srun"}
     env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
