@@ -1,5 +1,6 @@
 """Groups and communicators of virtual ranks."""
 
+import sys
 from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from mpi4py.MPI import pickle
 from collectives.execution.memory import HOST
 from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
+from collectives.virtual.install import end_process
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import Operation, here
 from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
@@ -106,7 +108,8 @@ class Comm(VirtualMessages):
         return getattr(self.local, name) if is_local else super().__getattr__(name)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        raise SystemExit(errorcode)
+        print(f"virtual rank {here().number} calls Abort({errorcode}): all end", file=sys.stderr)
+        end_process(errorcode)
 
     # Communicators of these ranks.
 
