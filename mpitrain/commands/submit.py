@@ -215,7 +215,8 @@ def render(
         settings: variables ``MPITRAIN_...`` and ``COLLECTIVES_...`` of the job; the contents of the
             file ``MPITRAIN_SITE`` are written into the script.
         modules: environment modules that the script loads first.
-        before: lines of bash that follow them, unchanged.
+        before: lines of bash that follow them, unchanged, in the folder of the submission; one
+            that fails ends the job.
 
     Raises:
         ConfigError: there is no such site, or a word of the command is not valid.
@@ -245,7 +246,9 @@ def render(
         exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
     exports.pop("MPITRAIN_SITE", None)
     given = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
-    first = [*_loads(modules), *before, *given, f"set -- {shlex.join(arguments)}"]
+    begun = ['cd "$PBS_O_WORKDIR" || exit 2'] if asked.scheduler == "pbs" else []
+    begun += [*_loads(modules), *(["set -e"] if before else []), *before]
+    first = [*begun, *given, f"set -- {shlex.join(arguments)}"]
     return "\n".join([*done[: last + 1], *added, *first, *done[last + 1 :], ""])
 
 

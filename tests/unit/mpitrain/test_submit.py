@@ -70,7 +70,7 @@ def test_the_script_that_is_submitted():
         "#SBATCH --mail-type=END\n"
         "command -v module >/dev/null || . /etc/profile\n"
         "module load gcc/12 || exit 2\n"
-        "ulimit -c 0\n"
+        "set -e\nulimit -c 0\n"
         "export MPITRAIN_PYTHON='/a b/python'\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
         "set -euo pipefail\n\n"
@@ -86,7 +86,9 @@ def test_the_lines_for_pbs_are_those_of_its_manual():
         gpus_per_node=4, mem="64G", cpus_per_task=2, constraint="system=polaris", name="run1",
         directive=["filesystems=home:eagle", "-W group_list=x"], exclusive=True,
     )  # fmt: skip
-    lines = [line for line in render(PBS, asked, [], settings={}).splitlines() if "#PBS" in line]
+    made = render(PBS, asked, [], settings={}, before=["ulimit -c 0"])
+    assert 'cd "$PBS_O_WORKDIR" || exit 2\nset -e\nulimit -c 0\n' in made
+    lines = [line for line in made.splitlines() if "#PBS" in line]
     assert lines == [
         "#PBS -N run1",
         "#PBS -l select=4:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4:mem=64gb:system=polaris",
