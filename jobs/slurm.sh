@@ -7,8 +7,6 @@ nodes=${SLURM_JOB_NODELIST:-}
 restarts=${SLURM_RESTART_COUNT:-0}
 count=${SLURM_NTASKS:-$((${SLURM_NNODES:-1} * ${SLURM_NTASKS_PER_NODE:-1}))}
 hosts=() # mpiexec asks SLURM itself
-# From SLURM 22.05 on, srun takes the allocation's --cpus-per-task only like this.
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 queue_again() { echo "jobs: queueing $job again" && scontrol requeue "$job"; }
 
 starter() {
@@ -17,6 +15,9 @@ starter() {
         srun) command=(srun --kill-on-bad-exit=1) ;;
         *) fail "MPITRAIN_LAUNCHER=$1: expected mpirun, pmix, pmi2 or srun under SLURM" ;;
     esac
+    # From SLURM 22.05 on, srun takes the allocation's --cpus-per-task only like this.  Ranks of
+    # mpirun would share these cores of its daemon, a task of srun.
+    [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     # One thread of each core, where the job has whole nodes and cores enough.  srun refuses a hint
     # beside other options of threads and cores, and these are the user's.
     [[ ! " ${options[*]} " =~ \ --(hint|cpu.bind|(threads|ntasks)-per-core) ]] || return 0

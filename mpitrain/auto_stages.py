@@ -9,7 +9,7 @@ from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader, numbered
 from mpitrain.checkpoint.saving import checkpoints
 from mpitrain.config import Config, ConfigError
-from mpitrain.pipeline.partition import Costs, TwoLevelLinks, describe, partition_batch
+from mpitrain.pipeline.partition import TwoLevelLinks, describe, partition_batch
 from mpitrain.pipeline.profiles import profiled
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.ranks.together import by_rank_0
@@ -71,9 +71,9 @@ def auto_stages_on(config: Config, nodes: Sequence[int]) -> tuple[Config, str]:
     profile, speeds = profiled(config), config.parallel.links
     links = TwoLevelLinks(1e9 * speeds[-1], 1e9 * speeds[0], nodes)
     parts = config.train.micro_batches
-    found = partition_batch(profile, links, len(nodes), parts, synchronous=synchronous)
+    found, costs = partition_batch(profile, links, len(nodes), parts, synchronous=synchronous)
     job = _with(config, found.sizes, found.replicas)
-    return job, f"parallel.partition = 'auto': {describe(Costs(profile, links), found)}"
+    return job, f"parallel.partition = 'auto': {describe(found, costs)}"
 
 
 def _is_asked(config: Config) -> bool:

@@ -1,5 +1,6 @@
 """Groups and communicators of virtual ranks."""
 
+import sys
 from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from mpi4py.MPI import pickle
 from collectives.execution.memory import HOST
 from collectives.virtual.buffers import blocks, memory, put
 from collectives.virtual.context import Context, folded, joined
+from collectives.virtual.install import end_process
 from collectives.virtual.point_to_point import VirtualMessages
 from collectives.virtual.rank import Operation, here
 from collectives.virtual.requests import UNDEFINED, Handled, VirtualRequest, forms
@@ -106,7 +108,8 @@ class Comm(VirtualMessages):
         return getattr(self.local, name) if is_local else super().__getattr__(name)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        raise SystemExit(errorcode)
+        print(f"virtual rank {here().number} calls Abort({errorcode}): all end", file=sys.stderr)
+        end_process(errorcode)
 
     # Communicators of these ranks.
 
@@ -184,7 +187,10 @@ class Comm(VirtualMessages):
             put(into.items.view(np.uint8), total)
 
         part = own.items.view(np.uint8).copy()
-        return self.handle.meet("an all-reduce", part, finish, lambda all_: folded(all_, join))
+        share = 2 * (self.size - 1) / self.size**2  # as a reduce-scatter and an all-gather
+        return self.handle.meet(
+            "an all-reduce", part, finish, lambda all_: folded(all_, join), share
+        )
 
     Allreduce, Iallreduce, _ = forms(_allreduce)
 
@@ -209,9 +215,12 @@ class Comm(VirtualMessages):
 
     # Collectives of objects.
 
-    def allgather(self, sendobj: Any) -> list[Any]:
-        every = self._meet("allgather", pickle.dumps(sendobj), lambda parts, _: parts)
+    def _all(self, what: str, sendobj: Any, share: float = 1.0) -> list[Any]:
+        every = self._meet(what, pickle.dumps(sendobj), lambda parts, _: parts, list, share)
         return [pickle.loads(part) for part in every]
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        return self._all("allgather", sendobj)
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         self._check(root)
@@ -221,12 +230,12 @@ class Comm(VirtualMessages):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         self._check(root)
-        every = self._meet(f"gather to {root}", pickle.dumps(sendobj), lambda parts, _: parts)
-        return [pickle.loads(part) for part in every] if self.rank == root else None
+        every = self._all(f"gather to {root}", sendobj)
+        return every if self.rank == root else None
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        own = self.rank
-        return [parts[own] for parts in self.allgather(self._one_for_each(sendobj))]
+        own, given = self.rank, self._one_for_each(sendobj)
+        return [parts[own] for parts in self._all("alltoall", given, 1 / self.size)]
 
     def scatter(self, sendobj: Any = None, root: int = 0) -> Any:
         own = self._one_for_each(sendobj) if self.rank == root else None
@@ -242,18 +251,23 @@ class Comm(VirtualMessages):
             raise ValueError(f"expecting {self.size} items, got {len(found)}")
         return found
 
+    def _summed(self, what: str, sendobj: Any, trees: int = 1) -> list[Any]:
+        """All objects, whose sums go through binomial trees, one whole object in a round."""
+        return self._all(what, sendobj, trees * (self.size - 1).bit_length() / self.size)
+
     def allreduce(self, sendobj: Any, op: Any = library.SUM) -> Any:
-        return joined(self.allgather(sendobj), op)
+        return joined(self._summed("allreduce", sendobj, 2), op)
 
     def reduce(self, sendobj: Any, op: Any = library.SUM, root: int = 0) -> Any:
-        found = self.gather(sendobj, root)
-        return None if found is None else joined(found, op)
+        self._check(root)
+        found = self._summed(f"reduce to {root}", sendobj)
+        return joined(found, op) if self.rank == root else None
 
     def scan(self, sendobj: Any, op: Any = library.SUM) -> Any:
-        return joined(self.allgather(sendobj)[: self.rank + 1], op)
+        return joined(self._summed("scan", sendobj)[: self.rank + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = library.SUM) -> Any:
-        parts = self.allgather(sendobj)[: self.rank]
+        parts = self._summed("exscan", sendobj)[: self.rank]
         return joined(parts, op) if parts else None
 
 

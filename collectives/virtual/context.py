@@ -52,6 +52,7 @@ class Context:
         brought: Any,
         finish: Callable[[Any, int], Any],
         shared: Callable[[list[Any]], Any] = lambda parts: parts,
+        share: float = 1.0,
     ) -> Operation:
         """A collective of the library begins on this rank.
 
@@ -59,6 +60,7 @@ class Context:
             what: its name, the same on all ranks.
             brought: this rank's part; bytes and arrays count in the time.
             finish: from ``shared(parts)`` of all parts and this rank's number to its result.
+            share: part of the bytes of all parts that passes the link of one rank.
 
         Raises:
             RuntimeError: another rank makes another call.
@@ -83,7 +85,8 @@ class Context:
             del self._meetings[turn]
             parts = [came[number][0] for number in range(len(came))]
             given = shared(parts)
-            nbytes = sum(len(part) for part in parts if isinstance(part, bytes | np.ndarray))
+            counted = (len(part) for part in parts if isinstance(part, bytes | np.ndarray))
+            nbytes = share * sum(counted)
             for number, (_, one) in came.items():
                 try:
                     one.result = one.result(given, number)

@@ -34,7 +34,9 @@ class Links:
         for link, seconds in links:
             self._free[link] = begin + nbytes * seconds
         left = begin + nbytes * slowest
-        self._there[source, target] = left + THIRD * latency
+        # A small message before may be on its way still, by its whole latency.
+        there = self._there.get((source, target), 0.0)
+        self._there[source, target] = max(there, left + THIRD * latency)
         return begin, left
 
     def latency(self, source: int, target: int) -> float:
@@ -53,8 +55,8 @@ class Links:
         there = now + THIRD * self.latency(source, target)
         return max(there, self._there.get((source, target), there))
 
-    def meeting(self, members: Sequence[int], nbytes: int) -> float:
-        """Seconds of a collective of the library itself, whose parts have ``nbytes`` in all: a
+    def meeting(self, members: Sequence[int], nbytes: float) -> float:
+        """Seconds of a collective of the library itself, of which ``nbytes`` pass a link: a
         binomial tree over the longest route from the first member."""
         rounds = (len(members) - 1).bit_length()
         if not rounds:

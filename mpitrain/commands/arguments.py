@@ -134,7 +134,7 @@ def _add_train(commands: "Commands") -> None:
         "changed; the checkpoint must still fit the model"
     )
     add("--allow-changes", action="store_true", help=changed)
-    grace = "stop this many seconds before SLURM's time limit (120)"
+    grace = "stop this many seconds before SLURM's time limit, or half of it (120)"
     add("--grace", type=not_negative, default=GRACE_S, metavar="SECONDS", help=grace)
     ended = (
         "create FILE only when training completes, and remove an earlier one first; some launchers "

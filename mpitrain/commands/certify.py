@@ -143,7 +143,12 @@ def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None
 
     from mpitrain.certify.loops import install
     from mpitrain.commands import ranks
+    from mpitrain.config import ConfigError
 
+    if options.behind:
+        raise ConfigError(
+            f"-- {shlex.join(options.behind)}: a job file takes no arguments; give --set before --"
+        )
     config = ranks.load_once(comm, options)
     install(ranks)
 

@@ -58,10 +58,13 @@ def machine(options: argparse.Namespace) -> Machine:
         )
     per_node, counted = options.ranks // options.nodes, bool(options.flops)
     inside, call = options.inside or NODE, 1e-6 * (options.call or 0.0)
-    if not counted and per_node > 1 and options.inside is None and options.call is None:
+    missing = [key for key in ("inside", "call") if getattr(options, key) is None]
+    if not counted and per_node > 1 and missing:
         found = measured(per_node)
-        inside, call = LinkCost(0.0, found.beta), found.call
-        print(f"measured here: --inside 0,{1e-9 / found.beta:.3g} --call {1e6 * call:.3g}")
+        inside = options.inside or LinkCost(0.0, found.beta)
+        call = found.call if "call" in missing else call
+        told = {"inside": f"0,{1e-9 / found.beta:.3g}", "call": f"{1e6 * call:.3g}"}
+        print("measured here:", *(f"--{key} {told[key]}" for key in missing))
     units = [1 / (options.flops or 1), 1 / (options.stream or 1), call]
     units += [n for own in (inside, options.network) for n in (own.alpha, own.beta)]
     if max(units) > _SLOWEST_S:

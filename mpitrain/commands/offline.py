@@ -146,7 +146,7 @@ def cut(options: argparse.Namespace) -> None:
     memory = options.memory and 2**30 * options.memory
     servers, hidden = options.servers, not options.exposed
     costs = Costs(profile, links, memory, servers=servers, hidden=hidden)
-    print(describe(costs, partition(costs, options.ranks)))
+    print(describe(partition(costs, options.ranks), lambda _: costs))
 
 
 def export(options: argparse.Namespace) -> None:

@@ -94,6 +94,11 @@ def explain(
     served = config.server
     if served.ranks:
         roles(served, cluster.ranks)
+        if others:
+            raise ConfigError(
+                "--against: workers and servers have one layout; compare others by --set "
+                "server.ranks=0"
+            )
         config = msgspec.structs.replace(config, server=Server())
     nodes = [rank // cluster.per_node for rank in range(cluster.ranks)]
     config, stages = auto_stages_on(config, nodes)
@@ -101,7 +106,10 @@ def explain(
     search = job.search(cluster, is_counted=is_counted)
     found = planned(job, search, config)
     if step_s:
-        search = search.slowed(step_s / found.step.computing)
+        computing = found.step.computing
+        if served.ranks:
+            computing = _served(found, search, served).computing(served.ranks)
+        search = search.slowed(step_s / computing)
         found = planned(job, search, config)
     if served.ranks:
         return "\n".join(_with_servers(served, found, job, search))

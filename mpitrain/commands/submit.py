@@ -154,6 +154,7 @@ def _spelt(scheduler: str, given: str) -> str:
 
 def _slurm(asked: JobRequest) -> dict[str, str]:
     memory = asked.mem and asked.mem.upper().removesuffix("B")
+    limit = seconds(asked.time)
     values = {
         "job-name": asked.name,
         "nodes": asked.nodes,
@@ -166,6 +167,8 @@ def _slurm(asked: JobRequest) -> dict[str, str]:
         "constraint": asked.constraint,
         "mem": memory,
         "cpus-per-task": asked.cpus_per_task,
+        # The pattern's 120 s before the end would be the beginning of a short job.
+        "signal": f"B:USR1@{limit // 2}" if limit < 240 else None,
     }
     lines = {f"--{key}=": str(value) for key, value in values.items() if value is not None}
     return lines | ({"--exclusive": ""} if asked.exclusive else {})
@@ -212,7 +215,8 @@ def render(
         settings: variables ``MPITRAIN_...`` and ``COLLECTIVES_...`` of the job; the contents of the
             file ``MPITRAIN_SITE`` are written into the script.
         modules: environment modules that the script loads first.
-        before: lines of bash that follow them, unchanged.
+        before: lines of bash that follow them, unchanged, in the folder of the submission; one
+            that fails ends the job.
 
     Raises:
         ConfigError: there is no such site, or a word of the command is not valid.
@@ -242,7 +246,9 @@ def render(
         exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
     exports.pop("MPITRAIN_SITE", None)
     given = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
-    first = [*_loads(modules), *before, *given, f"set -- {shlex.join(arguments)}"]
+    begun = ['cd "$PBS_O_WORKDIR" || exit 2'] if asked.scheduler == "pbs" else []
+    begun += [*_loads(modules), *(["set -e"] if before else []), *before]
+    first = [*begun, *given, f"set -- {shlex.join(arguments)}"]
     return "\n".join([*done[: last + 1], *added, *first, *done[last + 1 :], ""])
 
 

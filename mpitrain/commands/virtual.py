@@ -63,7 +63,8 @@ def run(argv: Sequence[str], options: argparse.Namespace) -> int:
 
 def _tell(cluster: VirtualCluster, folder: Path, where: str) -> None:
     """Print the time of a step and each rank's shares, and write the report with its picture."""
-    seconds = [step.seconds for step in read_records(folder / "metrics.jsonl").of(Step)]
+    log = read_records(folder / "metrics.jsonl").since_start()
+    seconds = [step.seconds for step in log.of(Step)]
     step = f"a step takes {digits(1e3 * median(seconds))} ms" if seconds else "no step"
     print(f"{len(cluster.ranks)} virtual ranks on {where}: {step}")
     print(cluster.table())
@@ -97,7 +98,8 @@ class _Costs:
     """Passes of one rank, which take the time of a profile.
 
     A rank of a tensor or context group has its part of a layer or of the positions.  Replicas make
-    the micro-batch of the profile as many parts as the least common multiple of their numbers.
+    the micro-batch of the profile as many parts as the least common multiple of their numbers;
+    servers are none of them, and a client has the whole micro-batch.
     """
 
     def __init__(self, profile: Sequence[LayerProfile], span: Callable[..., Any]) -> None:
@@ -137,5 +139,7 @@ class _Costs:
             seconds = sum(layer.forward_s for layer in layers)
         else:
             seconds = _BACKWARD[letter] * sum(layer.backward_s for layer in layers)
-        layout = grid.layout
-        return seconds / layout.tensor / layout.context / lcm(*layout.replicas)
+        layout, config = grid.layout, self._parts.config
+        workers = [width - config.server.ranks for width in layout.replicas]
+        parts = 1 if config.federated.clients else lcm(*workers)
+        return seconds / layout.tensor / layout.context / parts

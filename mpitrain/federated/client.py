@@ -84,7 +84,7 @@ class Client:
 
         # The optimiser's average and the tests are the server's.
         objects = UserObjects(whole.data, whole.objects.layers, whole.objects.loss, metrics={})
-        parts = assemble(MPI.COMM_SELF, alone, objects)
+        parts = assemble(MPI.COMM_SELF, alone, objects, span=whole.span)
         self.loop = ClientLoop(parts, self._rates, job.federated.prox)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args
@@ -60,13 +60,12 @@ class Log:
 
     def summary(self) -> Summary | None:
         """Summary, if the run has ended since its last start."""
-        found = self.last(Summary)
-        return found if found and found in self.since_start() else None
+        return self.since_start().last(Summary)
 
-    def since_start(self) -> list[Record]:
-        """Records after the last start; without one, all records."""
+    def since_start(self) -> "Log":
+        """The log of what came after the last start; without one, of all."""
         starts = [n for n, record in enumerate(self.records) if isinstance(record, Start)]
-        return self.records[starts[-1] + 1 :] if starts else self.records
+        return replace(self, records=self.records[starts[-1] + 1 :] if starts else self.records)
 
 
 def read_records(path: Path) -> Log:

@@ -164,6 +164,10 @@ class Costs:
         return bool(4 * weights + in_flight * (weights + activations) <= self.memory_bytes)
 
 
+#: The costs of stages by the numbers of their replicas, on which it depends how often they sum.
+CostsOf = Callable[[Sequence[int]], Costs]
+
+
 def partition(costs: Costs, workers: int | Sequence[int]) -> StagePlans:
     """The fastest pipeline on ``workers``, all of which it uses.
 
@@ -248,7 +252,7 @@ def partition_batch(
     micro_batches: int,
     *,
     synchronous: bool,
-) -> StagePlans:
+) -> tuple[StagePlans, CostsOf]:
     """The fastest pipeline for steps of one batch, whatever the number of replicas is.
 
     A step has ``micro_batches`` times the least common multiple of all replicas' numbers.  A stage
@@ -262,26 +266,31 @@ def partition_batch(
         synchronous: whether the pipeline drains at the end of a step.
 
     Returns:
-        The stages, with the seconds of such a part of a batch.
+        The stages, with the seconds of such a part of a batch, and the costs that chose them.
     """
+
+    def costs(shape: Sequence[int]) -> Costs:
+        parts = lcm(*shape)
+        return Costs(
+            profile, links, sums=lambda own: (own if synchronous else parts) / micro_batches
+        )
+
     if synchronous:
-        return partition(Costs(profile, links, sums=lambda own: own / micro_batches), workers)
-
-    def costs(parts: int) -> Costs:
-        return Costs(profile, links, sums=lambda own: parts / micro_batches)
-
+        return partition(costs([workers]), workers), costs
     # How often a stage sums depends on all replicas, which depend on the costs.
-    shapes = {partition(costs(guess), workers).replicas for guess in range(1, workers + 1)}
-    return _fastest([partition(costs(lcm(*shape)), shape) for shape in sorted(shapes)])
+    shapes = {partition(costs([guess]), workers).replicas for guess in range(1, workers + 1)}
+    return _fastest([partition(costs(shape), shape) for shape in sorted(shapes)]), costs
 
 
-def describe(costs: Costs, found: StagePlans) -> str:
+def describe(found: StagePlans, costs_of: CostsOf) -> str:
     """For people."""
-    bsp = StagePlan(0, len(costs.profile), sum(found.replicas), 0.0)
-    alone = costs.stage(bsp.first, bsp.stop, bsp.replicas)
+    workers = sum(found.replicas)
+    costs, theirs = costs_of(found.replicas), costs_of([workers])
+    bsp = StagePlan(0, len(costs.profile), workers, 0.0)
+    alone = theirs.stage(bsp.first, bsp.stop, bsp.replicas)
     # Zero over zero: a profile without seconds, where nothing is sent.
     gains = [costs.total / own if own else 1.0 for own in (found.seconds, alone)]
-    before, after = costs.sent([bsp]), costs.sent(found.stages)
+    before, after = theirs.sent([bsp]), costs.sent(found.stages)
     share = f" ({after / before - 1:+.0%})" if before else ""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "

@@ -61,7 +61,8 @@ def stop_flag(
     environment: Mapping[str, str] = os.environ,
     beside: StopFlag | None = None,
 ) -> Iterator[StopFlag]:
-    """Flag that signals raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it.
+    """Flag that signals raise, and ``SLURM_JOB_END_TIME``, ``grace_s`` before it: at most half of
+    the time since ``SLURM_JOB_START_TIME``.
 
     The signals are SIGTERM, SIGUSR1 and the first SIGINT, unless the program handles that one; rank
     0 says at once that it has heard one, as a launcher may kill it before the end of the step.  A
@@ -109,7 +110,8 @@ def _tell(text: str) -> None:
 
 
 def _deadline(grace_s: float, environment: Mapping[str, str]) -> float | None:
-    end = environment.get("SLURM_JOB_END_TIME", "")
+    """The end of the job less ``grace_s``, of which a short job gives no more than its half."""
+    end, begin = (environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("END", "START"))
     if not end:
         return None
     if not (end.isascii() and end.isdigit()):
@@ -117,6 +119,8 @@ def _deadline(grace_s: float, environment: Mapping[str, str]) -> float | None:
             f"SLURM_JOB_END_TIME = {end!r} is no number of seconds since 1970; unset it if this "
             "job has no time limit"
         )
+    if begin.isascii() and begin.isdigit():
+        grace_s = min(grace_s, (float(end) - float(begin)) / 2)
     return float(end) - grace_s
 
 

@@ -151,7 +151,7 @@ def status(log: Log) -> str:
         return f"finished{summary.ended and f' ({summary.ended})'}"
     if log.cut_off:
         return "not finished: it was killed while it wrote its last line, or is writing it now"
-    if any(isinstance(record, Times) for record in log.since_start()):
+    if log.since_start().of(Times):
         return "stopped on request, and can be resumed"
     return "not finished: it is running, or was killed"
 

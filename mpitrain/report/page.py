@@ -44,7 +44,7 @@ def write_report(run: Path) -> Path:
     if not steps:
         raise ValueError(f"{log.path} has no run with a step in it")
     spans, why = _trace(run / TRACE_FILE, start.ranks)
-    times = log.last(Times)
+    times = log.since_start().last(Times)
     ranks = facts.ranks(times.ranks if times else ())
     name = os.fsencode(run.resolve().name).decode("utf-8", "backslashreplace")
     parts = [

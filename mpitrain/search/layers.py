@@ -95,7 +95,7 @@ class LayerCost:
             kept=self.kept + more * self.kept_behind,
             outputs=self.outputs + more * self.outputs_behind,
             summed=tuple(numbers * factor for numbers in self.summed),
-            keys=self.told * 2 / 3,  # once forward and once backward, not twice
+            keys=self.told,
         )
 
 

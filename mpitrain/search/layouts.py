@@ -98,7 +98,12 @@ class Search:
         )
         layers = [replace(one, fixed=one.fixed * factor) for one in self.layers]
         numerics = replace(self.numerics, stepping=self.numerics.stepping * factor)
-        return replace(self, layers=layers, machine=machine, numerics=numerics)
+
+        def exchange(layout: Candidate) -> ReplicaExchange:
+            found = self.exchange(layout)
+            return replace(found, coding=found.coding * factor)
+
+        return replace(self, layers=layers, machine=machine, numerics=numerics, exchange=exchange)
 
     @cached_property
     def sums(self) -> LayerSums:

@@ -42,12 +42,16 @@ class ServerExchange:
         link = self.machine.link(self.machine.ranks, 1)
         calls = (self.pulls + self.pushes) * servers * (link.alpha + self.machine.call)
         step = self.pushes * self.stepping / servers
-        alone = self.batch_seconds / workers + self.fixed_seconds + calls + step
+        alone = self.computing(servers) + calls + step
         pulled, pushed = (times * link.beta * self.nbytes for times in self.moved)
         crowd = max(1.0, workers / servers)
         if self.synchronous:
             return alone + crowd * (pulled + pushed)
         return max(alone + pulled + pushed, crowd * max(pulled, pushed) + workers * step)
+
+    def computing(self, servers: int) -> float:
+        """Seconds of a step in which a worker computes."""
+        return self.batch_seconds / (self.machine.ranks - servers) + self.fixed_seconds
 
     @property
     def moved(self) -> tuple[float, float]:

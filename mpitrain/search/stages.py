@@ -111,14 +111,27 @@ class StageCosts:
             each = machine.scatter(sent, own.sharing, own.tensor, of.exchanges)
             seconds += 2 * (each + machine.call * of.exchanges)
         if own.context > 1:
-            # By Ulysses, queries, keys and values go there and outputs back; else keys and values
-            # go round, their gradients with them, and halos go once.
-            is_once = own.attention == "ulysses"
-            sent = (2 / own.context if is_once else count) * nbytes * of.keys / own.tensor
+            is_once = self._by_ulysses
+            sent = self._told[count - 1] * nbytes * of.keys / own.tensor
             times = (2 if is_once else 1 if own.rows else count) * of.rings
             seconds += machine.scatter(sent, own.context, own.tensor, times)
             seconds += machine.call * times * (1 if is_once else own.context - 1)
         return seconds
+
+    @property
+    def _by_ulysses(self) -> bool:
+        return self.layout.attention == "ulysses" and not self.layout.rows
+
+    @property
+    def _told(self) -> tuple[float, float]:
+        """How often context ranks tell one another their keys and values forward, and backward.
+
+        By Ulysses, queries, keys and values go there and outputs back; else keys and values go
+        round, their gradients with them, and halos go once.
+        """
+        if self._by_ulysses:
+            return 2 / self.layout.context, 2 / self.layout.context
+        return 1.0, 1.0 if self.layout.rows else 2.0
 
     def _kept(self, of: LayerSums) -> Any:
         """Bytes of a micro-batch that layers keep on a rank for the backward pass."""
@@ -267,14 +280,15 @@ class StageCosts:
             counting._summing(*each, 1) + counting._gathering(*each, 1)
             for each in self._sharing(of)
         )
-        again = 1.5 if own.recompute else 1.0
+        forward, backward = self._told
+        told = forward * (1 + own.recompute) + backward
         t, c, x = ((size - 1) / size for size in (own.tensor, own.context, own.sharing))
-        rings = 4 / own.context if own.attention == "ulysses" else 3
         each = self.samples * numerics.computed * own.micro_batches
+        there = each * (2 + own.recompute)  # as much backward as forward
         return {
             "gradients": shared / self.exchange.period,
             "pipe": own.micro_batches * self._between(of.received + of.outputs),
-            "tensor": each * 2 * t * again * of.summed / own.context,
-            "context": each * c * rings * of.keys / own.tensor,
-            "experts": each * x * 2 * of.rows / own.context,
+            "tensor": there * t * of.summed / own.context,
+            "context": each * c * told * of.keys / own.tensor,
+            "experts": there * x * of.rows / own.context,
         }

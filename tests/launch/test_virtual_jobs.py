@@ -57,28 +57,29 @@ def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):
     )
 
 
-#: Ranks, keys of [parallel], and the passes of the slowest rank in a row, of 20 ms a block and
+#: Ranks, keys of the job, and the passes of the slowest rank in a row, of 20 ms a block and
 #: profiled micro-batch forward and backward.
 COSTED = [
     # Four micro-batches, of which each replica has the half, and one more to fill two stages.
-    (4, "pipe=2", (4 + 1) * 2 / 2),
+    (4, "parallel.pipe=2", (4 + 1) * 2 / 2),
     # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
-    slow_case(3, "replicas=[2,1]", (8 + 1) * 2 / 2),
-    slow_case(2, "context=2", 4 * 4 / 2),
+    slow_case(3, "parallel.replicas=[2,1]", (8 + 1) * 2 / 2),
+    slow_case(2, "parallel.context=2", 4 * 4 / 2),
+    (3, "server.ranks=1 server.bound=0 optim.clip_norm=0", 4 * 4 / 2),  # two workers
 ]
 
 
-@pytest.mark.parametrize(("ranks", "key", "blocks"), COSTED)
-def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path, ranks, key, blocks):
+@pytest.mark.parametrize(("ranks", "keys", "blocks"), COSTED)
+def test_costs_give_the_same_times_again_and_those_of_the_schedule(tmp_path, ranks, keys, blocks):
     """Four blocks whose passes take 10 ms on a fourth of the batch."""
     profile = [LayerProfile(name, 0.0, 0.0, 0, 0) for name in ("embedding", "head")]
     profile += [LayerProfile(f"block{number}", 0.01, 0.01, 0, 0) for number in range(4)]
     write_profile(tmp_path / "costs.json", profile)
-    own = ("pipe=1", "tensor=1", "sequence=false", "schedule=1f1b", key)
-    sets = [f"parallel.{word}" for word in own]
+    own = ("pipe=1", "tensor=1", "sequence=false", "schedule=1f1b")
+    sets = [*(f"parallel.{word}" for word in own), *keys.split()]
     options = ("--virtual", str(ranks), "--costs", "costs.json")
     found = []
-    for run in ("first", "again") if "replicas" in key else ("first",):
+    for run in ("first", "again") if "replicas" in keys else ("first",):
         train(tmp_path, run, "gpt_3d", *sets, options=options)
         found.append([step["seconds"] for step in steps(tmp_path / run)])
         assert (tmp_path / run / "report.html").exists()
@@ -97,6 +98,20 @@ def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
     train(tmp_path, "run", "digits_mlp", *sets, options=("--virtual", "3", "--costs", "costs.json"))
     for step in steps(tmp_path / "run"):
         assert 8 * 0.01 < step["seconds"] < 1.02 * 8 * 0.01
+
+
+def test_costs_of_a_client_are_those_of_its_batch(tmp_path):
+    """Each of two ranks trains a client, whose samples are one batch; then at twice the costs."""
+    for rounds in (1, 2):
+        seconds = 0.01 * rounds, 0.02 * rounds
+        profile = [LayerProfile(f"layer{number}", *seconds, 0, 0) for number in range(2)]
+        write_profile(tmp_path / "costs.json", profile)
+        federated = (f"rounds={rounds}", "clients=2", "sample=2", "take=2", "dropout=0.0")
+        sets = [word for key in federated for word in ("--set", f"federated.{key}")]
+        sets += ["--set", "train.epochs=1", "--set", "train.batch_size=2000", "--resume"]
+        options = ("--virtual", "2", "--costs", "costs.json")
+        done = programs.run(tmp_path, "-m", "mpitrain", "train", "federated", *options, *sets)
+        assert f"computing by costs.json: a step takes {60 * rounds}" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

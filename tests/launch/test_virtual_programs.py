@@ -80,6 +80,18 @@ def test_a_module_that_waits_while_it_is_imported_is_named(tmp_path):
 
 
 @scratch
+@pytest.mark.parametrize("code", [0, 3])
+def test_abort_of_a_rank_ends_all_ranks(tmp_path, code):
+    (tmp_path / "program.py").write_text(
+        "from mpi4py import MPI\ntry:\n    MPI.COMM_WORLD.rank or MPI.COMM_WORLD.Abort"
+        f"({code})\nfinally:\n    print('goes on')\n"
+    )
+    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert f"virtual rank 0 calls Abort({code}): all end" in done.stderr
+
+
+@scratch
 def test_a_thread_that_is_no_rank_ends_all_ranks(tmp_path):
     (tmp_path / "program.py").write_text(
         "import threading\nfrom mpi4py import MPI\nend = threading.Event()\n"

@@ -132,6 +132,25 @@ def test_all_ranks_do_the_work_of_a_sum(monkeypatch):
     own.Free()
 
 
+@pytest.mark.parametrize(
+    ("messages", "call"),
+    [
+        (2 * 3 / 4, lambda: COMM_WORLD.Allreduce(LARGE, LARGE.copy())),
+        (4, lambda: COMM_WORLD.Iallgather(LARGE, np.zeros(4 * LARGE.size, "u1")).Wait()),
+        (4, lambda: COMM_WORLD.allgather(LARGE)),
+        (4, lambda: COMM_WORLD.alltoall([LARGE.copy() for _ in range(4)])),
+        (2, lambda: COMM_WORLD.reduce(LARGE)),
+        (2, lambda: COMM_WORLD.exscan(LARGE)),
+        (4, lambda: COMM_WORLD.allreduce(LARGE)),
+        (1, lambda: COMM_WORLD.bcast(LARGE)),
+        (4, lambda: COMM_WORLD.scatter([LARGE.copy() for _ in range(4)])),
+    ],
+)
+def test_collectives_of_the_library_take_the_time_of_what_a_rank_moves(messages, call):
+    cluster, _ = run(4, call)
+    assert cluster.seconds == pytest.approx(2 * PORT.alpha + messages * SENT, rel=0.02)
+
+
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:
@@ -202,6 +221,25 @@ def test_a_large_message_does_not_overtake_a_small_one():
             assert small == 0
 
     run(2, program)
+
+
+def test_a_large_message_does_not_overtake_a_small_one_behind_the_bytes_of_another():
+    def program():
+        if COMM_WORLD.rank == 0:
+            first = COMM_WORLD.Isend(LARGE, 1, 1)
+            here().sleep(1.0)
+            small = COMM_WORLD.Isend(np.zeros(1), 1)
+            first.Test()  # its bytes leave, in less than the latency of the small one
+            VirtualRequest.Waitall([first, small, COMM_WORLD.Isend(LARGE, 1)])
+            return None
+        COMM_WORLD.Recv(LARGE.copy(), 0, 1)
+        statuses = [MPI.Status() for _ in range(2)]
+        for status in statuses:
+            COMM_WORLD.Recv(LARGE.copy(), 0, 0, status)
+        return [status.Get_count() for status in statuses]
+
+    _, (_, found) = run(2, program, Topology(LinkCost(1.0, 1e-9)))
+    assert found == [8, LARGE.nbytes]
 
 
 def test_a_small_message_leaves_with_its_post():

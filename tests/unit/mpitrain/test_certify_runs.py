@@ -11,8 +11,17 @@ from mpitrain.certify.certificate import Certifier
 from mpitrain.certify.loops import install
 from mpitrain.certify.record import Session
 from mpitrain.certify.scripts import _TorchWatch
+from mpitrain.commands.arguments import parse
+from mpitrain.commands.certify import run
+from mpitrain.config import ConfigError
 
 nn, F = torch.nn, torch.nn.functional
+
+
+def test_a_job_is_given_no_arguments():
+    options = parse(["certify", "digits", "--", "--set", "optim.lr=1"])
+    with pytest.raises(ConfigError, match=r"-- --set optim\.lr=1: a job file takes no arguments"):
+        run(MPI.COMM_SELF, options)
 
 
 class Noisy(nn.Linear):

@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_has_no_summary_yet(path):
         file.write(msgspec.json.encode(START) + b"\n")
     log = read_records(path)
     assert log.last(Summary) == SUMMARY and log.summary() is None
-    assert log.since_start() == []
+    assert log.since_start().records == []
 
 
 def test_what_a_newer_version_writes(path):

@@ -6,6 +6,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
+from mpitrain.auto_stages import auto_stages_on
 from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
 from mpitrain.parallel.grid import Coordinates, Layout
@@ -91,6 +92,18 @@ def test_balanced_partitions_have_the_fastest_slowest_stage():
         ends = np.cumsum(sizes)[:-1].tolist()
         best = min(slowest(cuts) for cuts in combinations(range(1, 7), stages - 1))
         assert slowest(ends) == pytest.approx(best), seed
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "asynchronous"])
+def test_stages_that_are_chosen_for_a_batch_are_told_by_its_costs(tmp_path, schedule):
+    """By data parallelism, 16 GB go and come once in eight micro-batches of 2 s."""
+    profile = [LayerProfile(f"l{i}", 0.5, 0.5, 10, 4e9) for i in range(2)]
+    write_profile(tmp_path / "p.json", profile)
+    own = {"schedule": schedule, "links": (1.0, 1.0), "profile": str(tmp_path / "p.json")}
+    job = Config(parallel=Parallel(partition="auto", **own), train=Train(micro_batches=8))
+    _, text = auto_stages_on(job, [0, 1])
+    assert "1-1: 1000.000 ms a micro-batch, 2.00x one worker, 20 B sent" in text
+    assert "data parallelism: 2.00x, 2 GB" in text
 
 
 @pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])

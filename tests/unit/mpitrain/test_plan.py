@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from benchmarks.seeds import ITERATIONS
 from collectives.analysis.topology import LinkCost
 from mpitrain import extras
 from mpitrain.__main__ import main
+from mpitrain.commands.arguments import parse
+from mpitrain.commands.machine import machine
 from mpitrain.commands.plan import explain, gigabits
 from mpitrain.commands.search import refusal
 from mpitrain.config import Config, load
@@ -19,6 +22,7 @@ from mpitrain.config.reading import converted
 from mpitrain.metrics.words import digits
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.search.job import load_job
+from mpitrain.search.links import NodeLink
 from mpitrain.search.machine import Machine
 from mpitrain.search.planned import planned
 from mpitrain.search.servers import ServerExchange
@@ -177,6 +181,25 @@ def test_ranks_send_what_their_groups_share():
     assert found["pipe"] == 2 * activation / 4  # the tip of the V stays on its rank
 
 
+#: Purpose, bytes of all that is sent over those of a forward pass, and a job on 8 ranks.
+EXCHANGED = [
+    ("context", 3, job(context=8)),
+    ("context", 2, job(context=4, attention="ulysses")),
+    ("context", 2, load(Path("digits_space"))),
+    ("experts", 2, job(mixture=4, experts=4)),
+    ("tensor", 2, job(tensor=4)),
+]
+
+
+@pytest.mark.parametrize(("purpose", "passes", "config"), EXCHANGED)
+def test_what_is_computed_again_is_exchanged_again(purpose, passes, config):
+    again = structs.replace(config, parallel=structs.replace(config.parallel, recompute=True))
+    search = load_job(config, "plan").search(MACHINE, is_counted=True)
+    once, more = (planned(load_job(one, "plan"), search, one) for one in (config, again))
+    forward = once.step.sent[purpose] / passes
+    assert more.step.sent[purpose] == pytest.approx((passes + 1) * forward)
+
+
 def test_calls_and_latencies_are_paid_for_each_message():
     def seconds(machine, **parallel):
         config = job(4, **parallel)
@@ -243,6 +266,22 @@ def test_servers_wait_at_their_links():
     assert replace(served, coded=0.5).seconds(4) == pytest.approx(0.7 / 4 + 1.5 * 0.1)
 
 
+@pytest.mark.parametrize(
+    ("words", "told", "link", "call"),
+    [
+        ([], "--inside 0,2 --call 30", LinkCost(0.0, 5e-10), 3e-5),
+        (["--inside", "1,4"], "--call 30", LinkCost(1e-6, 2.5e-10), 3e-5),
+        (["--call", "7"], "--inside 0,2", LinkCost(0.0, 5e-10), 7e-6),
+    ],
+)
+def test_what_is_not_given_of_a_machine_is_measured(monkeypatch, capsys, words, told, link, call):
+    monkeypatch.setattr("mpitrain.commands.machine.measured", lambda _: NodeLink(3e-5, 5e-10))
+    found = machine(parse(["plan", "digits_mlp", "-n", "2", *words]))
+    assert capsys.readouterr().out == f"measured here: {told}\n"
+    assert (found.inside.alpha, found.inside.beta) == pytest.approx((link.alpha, link.beta))
+    assert found.call == pytest.approx(call)
+
+
 def test_what_does_not_fit_in_memory_is_said(capsys):
     words = ["plan", "digits_mlp", "-n", "4", "--flops", "1e9", "--set", "train.batch_size=64"]
     assert main([*words, "--against", "pipe=2,data=2"]) == 0
@@ -275,6 +314,8 @@ def test_a_plan_of_servers(capsys):
     assert "1.00 times this sum of gradients'" in line and "; take" not in line
     assert main(["plan", "server", "-n", "1"]) == 2
     assert "leaves no worker; start 2 ranks or more" in capsys.readouterr().err
+    assert main(["plan", "server", "-n", "3", "--flops", "1e9", "--against", "recompute=true"]) == 2
+    assert "--against: workers and servers have one layout" in capsys.readouterr().err
 
 
 OWN = """
@@ -331,6 +372,11 @@ def test_a_measured_step_gives_the_bandwidth_and_the_hours_of_the_training():
     assert f"gradients: {digits(8e-9 * 4 * own.model.size / 0.5)} Gb/s to keep up" in told
     work = 16 * 7200 * operations(own)
     assert f"whole training: 7200 steps, {work:.3g} operations, 1 hours" in told
+    five = replace(two, ranks=5, per_node=5)
+    coded, served = {"compress": {"codec": "int8"}}, {"server": {"ranks": 1, "bound": 0}}
+    for tables, cluster in ((coded, replace(two, stream=1e6)), (served, five)):
+        told = explain(job(tables=tables), cluster, is_counted=True, step_s=0.5)
+        assert ": 500.00 ms a step" in told
 
 
 @pytest.mark.parametrize(("millions", "milliseconds", "published"), ITERATIONS.values())

@@ -11,6 +11,7 @@ from mpitrain.commands.arguments import parse
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
+from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import (
     Epoch,
     RankTime,
@@ -202,12 +203,14 @@ def test_no_run(tmp_path, capsys):
 def test_a_continued_run_keeps_what_it_reported(folder):
     job = Config(run=Run(dir=str(folder), log_every=1000))
     with recorder(job, steps=3, done=2) as write:
+        write(read_records(folder / "metrics.jsonl").start())
         write(Step(3, 0, 8, 9.0, 0.5, 0.1, 0.25, 32.0, 0.2))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [line.split('"step":')[1][0] for line in lines if '"event":"step"' in line] == list(
         "123"
     )
     assert '"loss":9.0' in lines[-1]
+    assert "writes the time of each rank when it ends" in write_report(folder).read_text()
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):

@@ -13,9 +13,15 @@ from mpitrain.config import ConfigError
 from mpitrain.ranks.stop import stop_flag
 
 
-@pytest.mark.parametrize(("left_s", "near"), [(1000, False), (50, True), (-5, True)])
-def test_the_end_of_the_allotted_time(left_s, near):
-    environment = {"SLURM_JOB_END_TIME": str(int(time.time() + left_s))}
+@pytest.mark.parametrize(
+    ("left_s", "lasts_s", "near"),
+    [(1000, 0, False), (50, 0, True), (-5, 0, True), (50, 80, False), (30, 80, True)],
+)
+def test_the_end_of_the_allotted_time(left_s, lasts_s, near):
+    end = int(time.time() + left_s)
+    environment = {"SLURM_JOB_END_TIME": str(end)}
+    if lasts_s:
+        environment["SLURM_JOB_START_TIME"] = str(end - lasts_s)
     with stop_flag(100.0, environment=environment) as flag:
         assert flag.raised() == near
         assert ("time limit" in flag.reason) == near

@@ -70,7 +70,7 @@ def test_the_script_that_is_submitted():
         "#SBATCH --mail-type=END\n"
         "command -v module >/dev/null || . /etc/profile\n"
         "module load gcc/12 || exit 2\n"
-        "ulimit -c 0\n"
+        "set -e\nulimit -c 0\n"
         "export MPITRAIN_PYTHON='/a b/python'\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
         "set -euo pipefail\n\n"
@@ -86,7 +86,9 @@ def test_the_lines_for_pbs_are_those_of_its_manual():
         gpus_per_node=4, mem="64G", cpus_per_task=2, constraint="system=polaris", name="run1",
         directive=["filesystems=home:eagle", "-W group_list=x"], exclusive=True,
     )  # fmt: skip
-    lines = [line for line in render(PBS, asked, [], settings={}).splitlines() if "#PBS" in line]
+    made = render(PBS, asked, [], settings={}, before=["ulimit -c 0"])
+    assert 'cd "$PBS_O_WORKDIR" || exit 2\nset -e\nulimit -c 0\n' in made
+    lines = [line for line in made.splitlines() if "#PBS" in line]
     assert lines == [
         "#PBS -N run1",
         "#PBS -l select=4:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4:mem=64gb:system=polaris",
@@ -165,7 +167,9 @@ def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     assert f"export MPITRAIN_PYTHON={sys.executable}\n" in out
     assert "export MPITRAIN_LAUNCHER=pmix\n" in out and "RESTART=3" not in out
     assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
-    assert out.count("\n") <= 121 and not re.search("PBS|PJM|apptainer", out)
+    assert "#SBATCH --signal=B:USR1@120\n" in out
+    assert "#SBATCH --signal=B:USR1@60\n" in shown(capsys, job, "--time", "2")
+    assert out.count("\n") <= 131 and not re.search("PBS|PJM|apptainer", out)
 
 
 def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
@@ -351,10 +355,22 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     own = {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler]
     env = stand_ins(tmp_path) | given | own
     told = bash(tmp_path, f"{SOURCES[scheduler]}; launch -m x y", **env)
-    last = (told.stdout + told.stderr).strip().splitlines()[-1]
+    last = re.sub(r" env .*(?= python)", "", (told.stdout + told.stderr).strip().splitlines()[-1])
     assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
         expected.format(folder=tmp_path)
     ), told.stdout + told.stderr
+
+
+def test_ranks_of_other_nodes_have_the_variables_of_the_script(tmp_path):
+    """A launcher over ssh passes nothing on."""
+    set_there = {"COLLECTIVES_TIMEOUT": "9", "UCX_TLS": "tcp, self", "FI_PROVIDER": "tcp"}
+    set_there |= {"OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/a:/b"}
+    env = stand_ins(tmp_path, mpiexec='shift 4; exec env -i "$@"') | set_there | {"HOSTNAME": "a"}
+    (tmp_path / "nodes").write_text(NODES)
+    env |= {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    told = bash(tmp_path, f"{SOURCES['pbs']}; launch -u NONE", **env).stdout.splitlines()
+    assert {f"{name}={value}" for name, value in set_there.items()} <= {*told}
+    assert "HOSTNAME=a" not in told and f"PATH={env['PATH']}" in told
 
 
 @pytest.mark.parametrize(
@@ -362,7 +378,8 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     [
         ({}, "nomultithread"),
         ({"SLURM_HINT": "compute_bound"}, "compute_bound"),
-        ({"SLURM_CPUS_PER_TASK": "3"}, ""),  # threads, as there are not so many cores
+        ({"SLURM_CPUS_PER_TASK": "3"}, " 3"),  # threads, as there are not so many cores
+        ({"SLURM_CPUS_PER_TASK": "3", "MPITRAIN_LAUNCHER": "mpirun"}, ""),  # its daemons have all
         ({"SLURM_CPUS_ON_NODE": "4"}, ""),  # the others of the node are of another job
         ({"MPITRAIN_LAUNCH_OPTIONS": "--gpus 1 --cpu-bind=none"}, ""),
         ({"MPITRAIN_LAUNCHER": "mpirun"}, ""),
@@ -371,7 +388,8 @@ def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
 def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
     """Two nodes of four cores with two threads each."""
     cpus = "".join(f"{n % 4},0\\n" for n in range(8))
-    hinted = dict.fromkeys(("srun", "mpiexec"), 'echo "hint ${SLURM_HINT:-}"')
+    told = 'echo "hint ${SLURM_HINT:-}${SRUN_CPUS_PER_TASK:+ $SRUN_CPUS_PER_TASK}"'
+    hinted = dict.fromkeys(("srun", "mpiexec"), told)
     env = stand_ins(tmp_path, lscpu=f"printf '# CORE\\n{cpus}'", **hinted)
     env |= {"MPITRAIN_LAUNCHER": "srun"}
     env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
@@ -449,7 +467,7 @@ def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_ba
     given = {"MPITRAIN_LAUNCHER": "mpirun", "SLURM_GPUS_ON_NODE": "2", "COLLECTIVES_TIMEOUT": "9"}
     returned, calls = contained(tmp_path, status, ends, **given)
     assert returned == found
-    assert calls[0].startswith("mpiexec -n 4 apptainer exec ")
+    assert re.match(r"mpiexec -n 4 env .* apptainer exec ", calls[0])
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
     assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
 
