@@ -46,8 +46,8 @@ class CudaKernels(Kernels):
         # CuPy adds matrices of 16 bits up in float32 by itself, on tensor cores.
         if a.ndim > 2 and b.ndim == 2:
             rows = self._xp.ascontiguousarray(a.reshape(-1, a.shape[-1]))
-            return (rows @ b).reshape(*a.shape[:-1], b.shape[-1])
-        return a @ b
+            return self.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
+        return (a @ b).astype(b.dtype, copy=False)
 
     def gelu(self, x: Array) -> tuple[Array, Array]:
         x = self._dense(x)

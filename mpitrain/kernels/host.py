@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.arrays import Array, Scalar, array_namespace
+from mpitrain.arrays import Array, Scalar, array_namespace, is_narrow
 
 #: ``sqrt(2 / pi)``, and the cubic term's factor, of GELU.
 GELU_SCALE = math.sqrt(2.0 / math.pi)
@@ -42,7 +42,7 @@ def _rounded_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def computed(self: "Kernels", x: Array, *rest: Any) -> Any:
-        if x.dtype.itemsize > 2:
+        if not is_narrow(x.dtype):
             return method(self, x, *rest)
         wide = (one.astype(np.float32) if isinstance(one, type(x)) else one for one in rest)
         found = method(self, x.astype(np.float32), *wide)
@@ -60,11 +60,12 @@ class Kernels:
     """
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """``a_..K @ b_KC``, or products of equally many matrices; 16-bit floats add in float32."""
-        wide = a.dtype.itemsize > 2
-        left, right = (a, b) if wide else (a.astype(np.float32), b.astype(np.float32))
-        product = _product(left, right)
-        return product if wide else product.astype(a.dtype)
+        """``a_..K @ b_KC``, or products of equally many matrices, in the type of b.
+
+        16-bit floats are added in float32.
+        """
+        wide = [x.astype(np.float32) if is_narrow(b.dtype) else x for x in (a, b)]
+        return _product(*wide).astype(b.dtype, copy=False)
 
     def gelu(self, x: Array) -> tuple[Array, Array]:
         """GELU of x, and its tanh for the gradient."""
@@ -221,7 +222,7 @@ def _in_cache(*arrays: Array) -> Iterator[list[Array]]:
 
 def total(x: Array, axis: int | tuple[int, ...]) -> Array:
     """Sum along axes; 16-bit floats are added in float32 and rounded once."""
-    if x.dtype.itemsize > 2:
+    if not is_narrow(x.dtype):
         return x.sum(axis=axis)
     summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
     return summed

@@ -26,7 +26,8 @@ class Chain(Layer):
         for attribute in ("sees", "holds", "adds_losses", "mixes", "repeats"):
             of = attrgetter(attribute)
             setattr(self, attribute, of(type(self)) or any(map(of, self.layers.values())))
-        self.choices = next((one.choices for one in self.layers.values()), 0)
+        deciding = (one.choices for one in self.layers.values() if one.choices or one.shapes())
+        self.choices = next(deciding, 0)  # of the first layer that does more than to hand on
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:
         """Results of ``of`` for all layers, under the parameters' names in the chain."""

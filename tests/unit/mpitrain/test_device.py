@@ -139,3 +139,10 @@ def test_a_micro_batch_comes_while_the_one_before_it_is_computed():
     del begun[:]
     assert [int(source.labels(m)[0, 0]) for m in (3, 5, 4)] == [30, 50, 40]
     assert begun == [30, 50, 40]
+
+
+@pytest.mark.parametrize(("choices", "kind"), [(0, np.float32), (9, np.int16), (-1, np.int16)])
+def test_integers_stay_where_a_layer_takes_them(choices, kind):
+    held = {0: Samples(np.ones((2, 3), np.int16), np.ones((2, 1)))}
+    own = {"dtype": np.float32, "choices": choices}
+    assert MicroBatches(held, [], 1, MeanSquaredError(), **own).inputs(0).dtype == kind

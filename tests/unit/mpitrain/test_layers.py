@@ -299,3 +299,25 @@ def test_sixteen_bits_add_up_in_thirty_two(dtype):
     y, _ = layer.forward(parameters, np.ones((1, 4096), dtype))
     assert y.dtype == dtype
     assert float(y[0, 0]) == 4096
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, bool])
+def test_a_product_is_of_the_type_of_its_weights(kind):
+    y, _ = nn.Linear(3, 1).forward(
+        {"weight": np.full((3, 1), 0.5, np.float32), "bias": np.float32([0.25])}, np.ones(3, kind)
+    )
+    assert y.dtype == np.float32 and y.tolist() == [1.75]
+
+
+@pytest.mark.parametrize(
+    ("layers", "choices"),
+    [
+        ({"tokens": TABLES["tokens"], "up": nn.Linear(3, 2)}, 7),
+        ({"flat": nn.Flatten(), "inner": nn.Chain(TABLES)}, 7),
+        ({"up": nn.Linear(3, 2), "tokens": TABLES["tokens"]}, 0),
+        ({"flat": nn.Flatten()}, 0),
+    ],
+    ids=["table", "flattened", "numbers", "no parameters"],
+)
+def test_the_first_layer_with_parameters_decides_what_integers_are(layers, choices):
+    assert nn.Recomputed(nn.Chain(layers)).choices == choices
