@@ -159,12 +159,15 @@ class Kernels:
         losses, gradient = cross_entropy(rows, labels, divisor, smoothing, rows.shape[1])
         return losses.sum() / divisor, gradient
 
-    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
-        """``table[rows[i]] += values[i]`` in the order of i, without rows below 0."""
-        kept = rows >= 0
-        if not kept.all():
-            rows, values = rows[kept], values[kept]
-        np.add.at(table, rows, values)
+    def scatter_add(self, rows: Array, values: Array, height: int) -> Array:
+        """A table of ``height`` rows: sums of ``values[i]`` at ``rows[i]``, if that is not below 0.
+
+        Each number is added up in the order of i; 16-bit floats are in float32, rounded once.
+        """
+        kind, kept = values.dtype, rows >= 0
+        table = np.zeros((height, values.shape[-1]), np.float32 if is_narrow(kind) else kind)
+        np.add.at(table, rows[kept], values[kept].astype(table.dtype, copy=False))
+        return table.astype(kind, copy=False)
 
     def sgd(
         self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float

@@ -199,6 +199,11 @@ def widened(x: Array) -> Array:
     return x.astype(np.float32) if is_narrow(x.dtype) else x
 
 
+def rounded(x: Array, kind: Any) -> Array:
+    """x, which was computed from :func:`widened` arrays, in their type before."""
+    return x.astype(kind) if is_narrow(kind) else x
+
+
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` in the type of b; 16-bit floats are added up in float32 and rounded once."""
     return kernels_of(a).matmul(a, b)

@@ -292,13 +292,31 @@ def test_a_bias_with_split_inputs_would_be_added_once_a_rank():
         nn.Linear(3, 4, split="inputs")
 
 
+SUMS = {
+    "linear": (nn.Linear(4096, 1, bias=False), (1, 4096)),
+    "bias": (nn.Bias(2), (600, 2)),
+    "positions": (PositionEmbedding(3, 2, TensorGroup(), sequence=False), (600, 3, 2)),
+    "convolution": (nn.Conv2d(1, 1, 17), (1, 33, 33, 1)),
+    "average": (nn.AveragePool2d(32), (1, 32, 32, 2)),
+    "average, overlapping": (nn.AveragePool2d(17, stride=1), (1, 33, 33, 1)),
+    "global average": (nn.GlobalAveragePool(), (1, 32, 32, 2)),
+}
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_sixteen_bits_add_up_in_thirty_two(dtype):
-    layer = nn.Linear(4096, 1)
-    parameters = {"weight": np.ones((4096, 1), dtype), "bias": np.zeros(1, dtype)}
-    y, _ = layer.forward(parameters, np.ones((1, 4096), dtype))
-    assert y.dtype == dtype
-    assert float(y[0, 0]) == 4096
+@pytest.mark.parametrize(("layer", "shape"), SUMS.values(), ids=SUMS)
+def test_sixteen_bits_add_up_in_thirty_two(layer, shape, dtype):
+    """Sums of ones are those of 32 bits, rounded once."""
+
+    def results(kind):
+        shapes = layer.shapes().items()
+        parameters = {name: np.full(size, name != "bias", kind) for name, size in shapes}
+        y, saved = layer.forward(parameters, np.ones(shape, kind))
+        dx, gradients = backward(layer, parameters, saved, np.ones_like(y))
+        return [y, dx, *gradients.values()]
+
+    for found, right in zip(results(dtype), results(np.float32), strict=True):
+        assert found.tobytes() == right.astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, bool])
