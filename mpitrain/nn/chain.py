@@ -80,8 +80,6 @@ class Chain(Layer):
         return dy, kept[::-1]
 
     def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
-        if type(self).backward is not Chain.backward:
-            return super().kept(parameters, saved, dy)
         own = [own_parameters(parameters, name) for name in self.layers]
         kept, first = [None] * len(own), next(n for n, given in enumerate(own) if given)
         for n, layer in reversed([*enumerate(self.layers.values())][first:]):
@@ -106,6 +104,17 @@ class Wrapper(Chain):
     def __init__(self, layer: Layer) -> None:
         super().__init__({"": layer})
         self.layer = layer
+
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
+        return go_forward(self.layer, "", parameters, x, context)
+
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        return self.layer.backward(parameters, saved, dy)
+
+    def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
+        return self.layer.kept(parameters, saved, dy)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return self.layer.gradients(parameters, kept)
@@ -161,12 +170,12 @@ class Recomputed(Wrapper):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        return go_forward(self.layer, "", parameters, x, context)[0], (x, context)
+        return super().forward(parameters, x, context)[0], (x, context)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         x, context = saved
-        _, activations = go_forward(self.layer, "", parameters, x, replace(context, again=True))
-        return self.layer.backward(parameters, activations, dy)
+        _, activations = super().forward(parameters, x, replace(context, again=True))
+        return super().backward(parameters, activations, dy)
 
 
 def full_name(layer: str, own: str) -> str:

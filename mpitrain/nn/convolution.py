@@ -84,7 +84,7 @@ class Conv2d(Layer):
         self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
     ) -> tuple[Array, Pair]:
         _, padded_shape = saved
-        _, dy_flat = kept = self.kept(parameters, saved, dy)
+        _, dy_flat = kept = Conv2d.kept(self, parameters, saved, dy)
         dpatches = widened(matmul(dy_flat, _matrix(parameters["weight"]).T))
         dpatches_NHWKC = dpatches.reshape(*dy.shape[:3], self.size**2, padded_shape[3])
         dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dpatches.dtype)

@@ -100,6 +100,13 @@ class Layer(ABC):
     mixes = False
     choices = 0
 
+    def __init_subclass__(cls) -> None:
+        """A class's :meth:`kept` is of its own backward pass: another one takes it out of force."""
+        super().__init_subclass__()
+        nearest = next(one for one in cls.__mro__ if vars(one).keys() & {"backward", "kept"})
+        if "kept" not in vars(nearest):
+            cls.kept = Layer.kept  # type: ignore[method-assign]
+
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""
         return {}

@@ -13,7 +13,35 @@ from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.context import RESTING
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
 
+
+class Halved:
+    """Half of a layer; the class beside this one says which."""
+
+    def forward(self, parameters, x):
+        y, saved = super().forward(parameters, x)
+        return y / 2, saved
+
+    def backward(self, parameters, saved, dy):
+        return super().backward(parameters, saved, dy / 2)
+
+
+class HalfLinear(Halved, nn.Linear):
+    pass
+
+
+class HalfConv2d(Halved, nn.Conv2d):
+    pass
+
+
+class HalfChain(Halved, nn.Chain):
+    pass
+
+
 LAYERS = {
+    "half a linear": (HalfLinear(5, 3), (4, 5)),
+    "half a convolution": (HalfConv2d(2, 3, 3), (2, 5, 4, 2)),
+    "half a chain": (HalfChain({"up": nn.Linear(3, 4), "gelu": nn.GELU()}), (5, 3)),
+    "wrapper": (nn.Wrapper(nn.Linear(3, 2)), (4, 3)),
     "linear": (nn.Linear(5, 3), (4, 5)),
     "linear, one input": (nn.Linear(1, 2), (3, 1)),
     "linear on two leading axes": (nn.Linear(4, 2), (2, 3, 4)),
@@ -109,7 +137,11 @@ def test_backward_is_the_derivative_of_forward(case):
     layer, parameters, x = case
     y, saved = layer.forward(parameters, x)
     assert layer.output_shape(x.shape[1:]) == y.shape[1:]
-    expect_slopes(layer, parameters, x, saved, np.random.default_rng(8).normal(size=y.shape))
+    dy = np.random.default_rng(8).normal(size=y.shape)
+    expect_slopes(layer, parameters, x, saved, dy)
+    if parameters:  # as where the layer comes first
+        found = layer.gradients(parameters, layer.kept(parameters, saved, dy))
+        np.testing.assert_equal(found, backward(layer, parameters, saved, dy)[1])
 
 
 @pytest.mark.parametrize(
