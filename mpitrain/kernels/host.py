@@ -67,6 +67,7 @@ class Kernels:
         wide = [x.astype(np.float32) if is_narrow(b.dtype) else x for x in (a, b)]
         return _product(*wide).astype(b.dtype, copy=False)
 
+    @_rounded_once
     def gelu(self, x: Array) -> tuple[Array, Array]:
         """GELU of x, and its tanh for the gradient."""
         # In place where it can be: these arrays are the largest of a transformer.
@@ -81,6 +82,7 @@ class Kernels:
         y *= 0.5
         return y, tanh
 
+    @_rounded_once
     def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
         slope = x * x
         slope *= 3.0 * GELU_SCALE * GELU_CUBIC

@@ -324,6 +324,19 @@ def test_a_bias_with_split_inputs_would_be_added_once_a_rank():
         nn.Linear(3, 4, split="inputs")
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_gelu_of_sixteen_bits_is_rounded_once(dtype):
+    x = np.array([-3.5, -3, -2.25, -1, -0.5, 50, 86, 300], dtype)
+    y, (_, tanh) = nn.GELU().forward({}, x)
+    wide, (_, wide_tanh) = nn.GELU().forward({}, x.astype(np.float32))
+    assert y.tolist() == wide.astype(dtype).tolist()
+    assert tanh.tolist() == wide_tanh.astype(dtype).tolist()
+    dx, _ = nn.GELU().backward({}, (x, tanh), np.ones_like(x))
+    rounded = x.astype(np.float32), tanh.astype(np.float32)
+    wide_dx, _ = nn.GELU().backward({}, rounded, np.ones(len(x), np.float32))
+    assert dx.tolist() == wide_dx.astype(dtype).tolist()
+
+
 SUMS = {
     "linear": (nn.Linear(4096, 1, bias=False), (1, 4096)),
     "bias": (nn.Bias(2), (600, 2)),
