@@ -57,7 +57,7 @@ def measure(config: Config, repeats: int = 5, device: Device = HOST) -> list[Lay
     from mpitrain.config import expect
 
     expect(config, "described", command="mpitrain profile")
-    found = data.load(config.data, config.run.dtype)
+    found = data.load(config.data, config.run.dtype, config.loss.ignored)
     return measure_layers(config, models.build(config, found), found, repeats, device)
 
 
