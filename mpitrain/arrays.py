@@ -29,6 +29,20 @@ def is_floating(kind: Any) -> bool:
     return kind.kind == "f" or kind.name == "bfloat16"
 
 
+def is_narrow(kind: Any) -> bool:
+    """Whether a ``dtype`` is a floating-point type of 16 bits or fewer, whose sums need more."""
+    return kind.itemsize <= 2 and is_floating(kind)
+
+
+def as_inputs(x: Array, dtype: Any, choices: int) -> Array:
+    """A model's inputs as numbers of ``dtype``; integers stay where a table takes them.
+
+    ``choices``: those of the model, see :class:`mpitrain.nn.Layer`.  Records stay as they are.
+    """
+    kinds = "f" if choices else "fiub"
+    return x.astype(dtype, copy=False) if x.dtype.kind in kinds else x
+
+
 def array_namespace(x: Array) -> ModuleType:
     """The module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
     kind = type(x)

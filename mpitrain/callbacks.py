@@ -376,6 +376,6 @@ def _start(parts: Parts) -> Start:
         software=software,
         devices=parts.comm.allgather(parts.device.name),
         tokens=parts.data.tokens,
-        peak=parts.device.peak(parts.comm, parts.config.run.dtype) if parts.config.run.mfu else 0.0,
+        peak=parts.device.peak(parts.comm, parts.passes.dtype) if parts.config.run.mfu else 0.0,
     )
     return parts.comm.bcast(start)

@@ -89,7 +89,9 @@ class Trainer(ClosedTogether):
                 iterables with a length, which are read in their own order
                 (:class:`mpitrain.data.stream.Streamed`), or a ``DataLoader`` of either, from which
                 size and order of the batches, and ``collate_fn``, are taken.  Without ``test_data``
-                nothing is tested, and settings that need tests are refused.
+                nothing is tested, and settings that need tests are refused.  Integer inputs become
+                floating point, but for a torch module, and layers that begin with a table
+                (``choices`` of :class:`mpitrain.nn.Layer`).
             collate_fn: makes a batch of a list of samples, as by padding, for each micro-batch
                 anew.  Model and loss must leave the padding out: where two samples' joint loss
                 differs from their separate ones, all ranks refuse it.

@@ -22,8 +22,8 @@ def check(config: Data) -> None:
         needed("scikit-learn", "data", "data.name = 'digits'", module="sklearn.datasets")
 
 
-def load(config: Data, dtype: DTypeLike) -> Dataset:
-    """Data set of the [data] table, the same on every rank.
+def load(config: Data, dtype: DTypeLike, ignored: int | None = None) -> Dataset:
+    """Data set of the [data] table, the same on every rank; ``ignored``: a label that is no class.
 
     Raises:
         ImportError: the package of the data is not installed.
@@ -44,7 +44,7 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
         case "idx":
             return extras.load_idx(path, dtype)
         case "arrays":
-            return extras.load_arrays(path, config.test_fraction, dtype)
+            return extras.load_arrays(path, config.test_fraction, dtype, ignored)
         case "text":
             return extras.load_text(path, config.units, config.context, config.test_fraction)
         case "tokens":

@@ -22,11 +22,13 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
+def load_arrays(
+    path: Path, test_fraction: float, dtype: DTypeLike, ignored: int | None = None
+) -> Dataset:
     """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...) of a file or a folder.
 
-    Integer labels are classes from 0 on, or do not count; labels and inputs of floating point
-    become ``dtype``.
+    Integer labels are classes from 0 on, or ``ignored`` and do not count; labels and inputs of
+    floating point become ``dtype``.
     Tests use ``test_inputs`` and ``test_labels`` if they exist, else the last part of the samples.
     A folder's arrays are read when they are needed, or at once if their type changes.
 
@@ -41,7 +43,7 @@ def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
         train, test = train[:middle], train[middle:]
     else:
         test = _samples(f"{path} (test)", tests["inputs"], tests["labels"], dtype)
-    return alike(path, train, test)
+    return alike(path, train, test, ignored=ignored)
 
 
 def _read(path: Path, name: str, *, optional: bool = False) -> Array | None:

@@ -106,8 +106,10 @@ class Dataset:
         return self.classes or self.labels_per_sample
 
 
-def alike(path: Path, train: Samples, test: Samples) -> Dataset:
+def alike(path: Path, train: Samples, test: Samples, *, ignored: int | None = None) -> Dataset:
     """Data set of a file's samples, with the classes that integer labels have.
+
+    ``ignored``: the label that is no class, if there is one.
 
     Raises:
         DataError: there are none of one kind, or samples to train and to test on differ.
@@ -124,4 +126,6 @@ def alike(path: Path, train: Samples, test: Samples) -> Dataset:
         raise DataError(f"{path}: labels of shape {train.labels.shape} hold none")
     if train.labels.dtype.kind == "f":
         return Dataset(train, test, 0)
-    return Dataset(train, test, max(1, int(max(train.labels.max(), test.labels.max())) + 1))
+    every = (train.labels, test.labels)
+    most = [int(labels.max(where=labels != ignored, initial=0)) for labels in every]
+    return Dataset(train, test, max(most) + 1)

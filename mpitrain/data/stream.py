@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -66,13 +67,21 @@ def is_stream(data: Any) -> bool:
     return hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
 
 
+def _copied(sample: Any) -> Any:
+    """A sample that stays, as a source may use one array for all; itself, if it has no copy."""
+    try:
+        return deepcopy(sample)
+    except Exception:  # whatever its objects raise
+        return sample
+
+
 @dataclass
 class _Cursor:
     """Position of a pass over a stream: the epoch and number of the next sample.
 
     Attributes:
         process: process that made the iterator, whose open files others must not use.
-        first: a list of the first sample, once it was read.
+        first: a list of a copy of the first sample, once it was read.
     """
 
     iterator: Iterator[Any] | None = None
@@ -107,7 +116,7 @@ class Streamed(OwnSamples):
             return self.first()  # for its shapes
         found = self._next(index)
         if index == 0:
-            self.cursor.first[:] = [found]
+            self.cursor.first[:] = [_copied(found)]
         return found
 
     def _next(self, index: int) -> Any:

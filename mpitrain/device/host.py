@@ -4,12 +4,14 @@ import resource
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
+from mpitrain.kernels import kernels_of
 
 
 class Later:
@@ -85,14 +87,14 @@ class Device:
         """Most bytes that this process has had so far, on a GPU there."""
         return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    def peak(self, comm: MPI.Intracomm, dtype: str) -> float:
-        """Operations a second of all ranks at once in products of matrices; collective."""
+    def peak(self, comm: MPI.Intracomm, dtype: Any) -> float:
+        """Operations a second of all ranks at once in layers' products of matrices; collective."""
         size, seconds = 1024 if self.xp is np else 8192, []
         matrix = self.put(np.ones((size, size), dtype))
         comm.Barrier()
         for _ in range(5):
             start = self.clock()
-            matrix @ matrix
+            kernels_of(matrix).matmul(matrix, matrix)
             seconds.append(self.clock() - start)
         return comm.allreduce(2.0 * size**3 / min(seconds))
 

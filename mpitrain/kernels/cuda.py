@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.arrays import Array, Scalar
+from mpitrain.arrays import Array, Scalar, is_narrow
 from mpitrain.kernels.host import AdamOptions, Kernels, SGDOptions
 
 #: Threads of a block; the kernels are compiled for this number.
@@ -46,8 +46,8 @@ class CudaKernels(Kernels):
         # CuPy adds matrices of 16 bits up in float32 by itself, on tensor cores.
         if a.ndim > 2 and b.ndim == 2:
             rows = self._xp.ascontiguousarray(a.reshape(-1, a.shape[-1]))
-            return (rows @ b).reshape(*a.shape[:-1], b.shape[-1])
-        return a @ b
+            return self.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
+        return (a @ b).astype(b.dtype, copy=False)
 
     def gelu(self, x: Array) -> tuple[Array, Array]:
         x = self._dense(x)
@@ -114,13 +114,16 @@ class CudaKernels(Kernels):
         self._rows("softmax_loss", *given, like=rows)
         return losses.sum() / divisor, gradient
 
-    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
-        height, width = table.shape
+    def scatter_add(self, rows: Array, values: Array, height: int) -> Array:
+        kind, width = values.dtype, values.shape[-1]
+        table = self._xp.zeros((height, width), np.float32 if is_narrow(kind) else kind)
         rows = self._xp.ascontiguousarray(rows.reshape(-1), np.int64)
         values = self._dense(values.reshape(-1, width))
         blocks = -(-height // _TABLE_ROWS) if rows.size else 0
         given = table, rows, values, rows.size, height, width
-        self._launch("scatter_add", blocks, *given, like=table)
+        self._launch("scatter_add", blocks, *given, like=values)
+        found: Array = table.astype(kind, copy=False)
+        return found
 
     def sgd(
         self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.arrays import Array, Scalar, array_namespace
+from mpitrain.arrays import Array, Scalar, array_namespace, is_narrow
 
 #: ``sqrt(2 / pi)``, and the cubic term's factor, of GELU.
 GELU_SCALE = math.sqrt(2.0 / math.pi)
@@ -42,7 +42,7 @@ def _rounded_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def computed(self: "Kernels", x: Array, *rest: Any) -> Any:
-        if x.dtype.itemsize > 2:
+        if not is_narrow(x.dtype):
             return method(self, x, *rest)
         wide = (one.astype(np.float32) if isinstance(one, type(x)) else one for one in rest)
         found = method(self, x.astype(np.float32), *wide)
@@ -60,12 +60,14 @@ class Kernels:
     """
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """``a_..K @ b_KC``, or products of equally many matrices; 16-bit floats add in float32."""
-        wide = a.dtype.itemsize > 2
-        left, right = (a, b) if wide else (a.astype(np.float32), b.astype(np.float32))
-        product = _product(left, right)
-        return product if wide else product.astype(a.dtype)
+        """``a_..K @ b_KC``, or products of equally many matrices, in the type of b.
 
+        16-bit floats are added in float32.
+        """
+        wide = [x.astype(np.float32) if is_narrow(b.dtype) else x for x in (a, b)]
+        return _product(*wide).astype(b.dtype, copy=False)
+
+    @_rounded_once
     def gelu(self, x: Array) -> tuple[Array, Array]:
         """GELU of x, and its tanh for the gradient."""
         # In place where it can be: these arrays are the largest of a transformer.
@@ -80,6 +82,7 @@ class Kernels:
         y *= 0.5
         return y, tanh
 
+    @_rounded_once
     def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
         slope = x * x
         slope *= 3.0 * GELU_SCALE * GELU_CUBIC
@@ -158,12 +161,15 @@ class Kernels:
         losses, gradient = cross_entropy(rows, labels, divisor, smoothing, rows.shape[1])
         return losses.sum() / divisor, gradient
 
-    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
-        """``table[rows[i]] += values[i]`` in the order of i, without rows below 0."""
-        kept = rows >= 0
-        if not kept.all():
-            rows, values = rows[kept], values[kept]
-        np.add.at(table, rows, values)
+    def scatter_add(self, rows: Array, values: Array, height: int) -> Array:
+        """A table of ``height`` rows: sums of ``values[i]`` at ``rows[i]``, if that is not below 0.
+
+        Each number is added up in the order of i; 16-bit floats are in float32, rounded once.
+        """
+        kind, kept = values.dtype, rows >= 0
+        table = np.zeros((height, values.shape[-1]), np.float32 if is_narrow(kind) else kind)
+        np.add.at(table, rows[kept], values[kept].astype(table.dtype, copy=False))
+        return table.astype(kind, copy=False)
 
     def sgd(
         self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
@@ -221,7 +227,7 @@ def _in_cache(*arrays: Array) -> Iterator[list[Array]]:
 
 def total(x: Array, axis: int | tuple[int, ...]) -> Array:
     """Sum along axes; 16-bit floats are added in float32 and rounded once."""
-    if x.dtype.itemsize > 2:
+    if not is_narrow(x.dtype):
         return x.sum(axis=axis)
     summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
     return summed

@@ -269,7 +269,7 @@ __global__ void softmax_loss(
 // A block has TABLE_ROWS rows of the table, and reads all row numbers: no two threads ever add to
 // the same element, and each element's values come in their order.
 __global__ void scatter_add(
-    T* table, const Index* rows, const T* values, Index count, Index height, Index width
+    W* table, const Index* rows, const T* values, Index count, Index height, Index width
 ) {
     __shared__ Index tile[THREADS];
     Index low = blockIdx.x * (Index)16, high = low + 16 < height ? low + 16 : height;
@@ -281,8 +281,7 @@ __global__ void scatter_add(
             Index row = tile[k];
             if (row < low || row >= high) continue;
             OWN(c, width) {
-                Index at = row * width + c;
-                table[at] = (T)((W)table[at] + (W)values[(start + k) * width + c]);
+                table[row * width + c] += (W)values[(start + k) * width + c];
             }
         }
         __syncthreads();

@@ -1,6 +1,7 @@
 """Embedding tables spread over ranks, and linear layers on their vectors (Naumov et al. 2019)."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,11 @@ class SpreadTables(nn.Layer):
     def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
         asked, which, arrived = kept
         table = parameters["table"]
-        gradient = array_namespace(arrived).zeros_like(table)
         # The tables lie one after another, as one table.
         rows = asked + (which * table.shape[1])[:, None]
-        kernels_of(arrived).scatter_add(
-            gradient.reshape(-1, self.width), rows.reshape(-1), arrived.reshape(-1, self.width)
-        )
-        return {"table": gradient}
+        values = arrived.reshape(-1, self.width)
+        found = kernels_of(arrived).scatter_add(rows.reshape(-1), values, prod(table.shape[:2]))
+        return {"table": found.reshape(table.shape)}
 
     def _samples(self, own: int) -> Array:
         comm = self.group.comm

@@ -26,7 +26,8 @@ class Chain(Layer):
         for attribute in ("sees", "holds", "adds_losses", "mixes", "repeats"):
             of = attrgetter(attribute)
             setattr(self, attribute, of(type(self)) or any(map(of, self.layers.values())))
-        self.choices = next((one.choices for one in self.layers.values()), 0)
+        deciding = (one.choices for one in self.layers.values() if one.choices or one.shapes())
+        self.choices = next(deciding, 0)  # of the first layer that does more than to hand on
 
     def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:
         """Results of ``of`` for all layers, under the parameters' names in the chain."""
@@ -79,8 +80,6 @@ class Chain(Layer):
         return dy, kept[::-1]
 
     def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
-        if type(self).backward is not Chain.backward:
-            return super().kept(parameters, saved, dy)
         own = [own_parameters(parameters, name) for name in self.layers]
         kept, first = [None] * len(own), next(n for n, given in enumerate(own) if given)
         for n, layer in reversed([*enumerate(self.layers.values())][first:]):
@@ -105,6 +104,17 @@ class Wrapper(Chain):
     def __init__(self, layer: Layer) -> None:
         super().__init__({"": layer})
         self.layer = layer
+
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
+        return go_forward(self.layer, "", parameters, x, context)
+
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        return self.layer.backward(parameters, saved, dy)
+
+    def kept(self, parameters: Parameters, saved: Any, dy: Array) -> Any:
+        return self.layer.kept(parameters, saved, dy)
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return self.layer.gradients(parameters, kept)
@@ -160,12 +170,12 @@ class Recomputed(Wrapper):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        return go_forward(self.layer, "", parameters, x, context)[0], (x, context)
+        return super().forward(parameters, x, context)[0], (x, context)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         x, context = saved
-        _, activations = go_forward(self.layer, "", parameters, x, replace(context, again=True))
-        return self.layer.backward(parameters, activations, dy)
+        _, activations = super().forward(parameters, x, replace(context, again=True))
+        return super().backward(parameters, activations, dy)
 
 
 def full_name(layer: str, own: str) -> str:

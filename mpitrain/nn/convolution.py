@@ -7,7 +7,7 @@ from typing import Literal
 
 from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.kernels.host import total
-from mpitrain.nn.layer import Initial, Layer, he_deviation, matmul
+from mpitrain.nn.layer import Initial, Layer, he_deviation, matmul, rounded, widened
 from mpitrain.nn.pooling import window_counts, windows
 from mpitrain.nn.sizes import expect_image, expect_sizes
 
@@ -84,17 +84,16 @@ class Conv2d(Layer):
         self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
     ) -> tuple[Array, Pair]:
         _, padded_shape = saved
-        _, dy_flat = kept = self.kept(parameters, saved, dy)
-        dpatches_NHWKC = matmul(dy_flat, _matrix(parameters["weight"]).T).reshape(
-            *dy.shape[:3], self.size**2, padded_shape[3]
-        )
-        dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dy.dtype)
+        _, dy_flat = kept = Conv2d.kept(self, parameters, saved, dy)
+        dpatches = widened(matmul(dy_flat, _matrix(parameters["weight"]).T))
+        dpatches_NHWKC = dpatches.reshape(*dy.shape[:3], self.size**2, padded_shape[3])
+        dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dpatches.dtype)
         for element, view in enumerate(windows(dpadded_NHWC, self.size, self.stride)):
             view += dpatches_NHWKC[:, :, :, element, :]
         _, rows, columns, _ = padded_shape
         above, beside = self._above, self.padding
         dx = dpadded_NHWC[:, above : rows - above, beside : columns - beside, :]
-        return dx, kept
+        return rounded(dx, dy.dtype), kept
 
     def kept(self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array) -> Pair:
         return saved[0], dy.reshape(prod(dy.shape[:3]), parameters["weight"].shape[-1])

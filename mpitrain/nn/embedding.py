@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
+from mpitrain.kernels.host import total
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Elementwise, Initial, Layer, matmul
 
@@ -54,9 +55,7 @@ class TokenEmbedding(_TokenTable):
 
     def gradients(self, parameters: Parameters, kept: Pair) -> dict[str, Array]:
         rows, dy = kept
-        table = array_namespace(dy).zeros_like(parameters["token"])
-        kernels_of(dy).scatter_add(table, rows, dy)
-        return {"token": table}
+        return {"token": kernels_of(dy).scatter_add(rows, dy, len(parameters["token"]))}
 
 
 class PositionEmbedding(Elementwise):
@@ -95,7 +94,7 @@ class PositionEmbedding(Elementwise):
     ) -> dict[str, Array]:
         rows, dy = kept
         gradient = array_namespace(dy).zeros_like(parameters["position"])
-        gradient[rows] = dy.sum(axis=0)
+        gradient[rows] = total(dy, axis=0)
         return {"position": gradient}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup, share
+from mpitrain.kernels.host import total
 from mpitrain.nn.chain import Chain, full_name, own_parameters
 from mpitrain.nn.context import RESTING, Context, Terms
 from mpitrain.nn.layer import Layer, widened
@@ -280,7 +281,7 @@ class Experts(Chain):
         made = array_namespace(x).zeros((len(x) * positions * top, self.width), x.dtype)
         made[rows] = dispatch.back(outputs, rows_RD)
         gates = choices.gates_NTK[..., None].astype(x.dtype)
-        y_NTD = (gates * made.reshape(len(x), positions, top, self.width)).sum(axis=2)
+        y_NTD = total(gates * made.reshape(len(x), positions, top, self.width), axis=2)
         factor = self._add_losses(choices, context)
         memory = _Saved(router, choices, rows, dispatch, saved, made, factor)
         return y_NTD.reshape(x.shape), memory
@@ -311,7 +312,7 @@ class Experts(Chain):
             kept.append(rest)
         dmade = xp.zeros_like(dmade)
         dmade[saved.rows] = saved.dispatch.back(slopes, drows_RD)
-        dx_NTD = dmade.reshape(samples, positions, top, self.width).sum(axis=2)
+        dx_NTD = total(dmade.reshape(samples, positions, top, self.width), axis=2)
         dscores = choices.scores_gradient(self.routing, dgates_NTK, saved.factor).astype(dy.dtype)
         dx, rest = self.layers["router"].backward(
             own_parameters(parameters, "router"), saved.router, dscores

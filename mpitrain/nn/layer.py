@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.arrays import Array, Gradients, Parameters, Shape, is_narrow
 from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.context import Context
@@ -82,7 +82,8 @@ class Layer(ABC):
         repeats: whether the backward pass goes forward again, by the parameters of that time.
         adds_losses: whether it adds terms to the loss of a training step, means over samples.
         mixes: whether replicas take the moments of their samples together, as batch norm does.
-        choices: rows of the table that integer inputs name, from 0 on; 0: they name none.
+        choices: rows of the table that integer inputs name, from 0 on; 0: integers are numbers, and
+            come in the type of the activations; -1: the layer takes them as they are.
     """
 
     split: Mapping[str, int] = {}
@@ -98,6 +99,13 @@ class Layer(ABC):
     adds_losses = False
     mixes = False
     choices = 0
+
+    def __init_subclass__(cls) -> None:
+        """A class's :meth:`kept` is of its own backward pass: another one takes it out of force."""
+        super().__init_subclass__()
+        nearest = next(one for one in cls.__mro__ if vars(one).keys() & {"backward", "kept"})
+        if "kept" not in vars(nearest):
+            cls.kept = Layer.kept  # type: ignore[method-assign]
 
     def initial(self) -> Mapping[str, Initial]:
         """Shapes and distributions of the parameters, which are drawn in this order."""
@@ -194,10 +202,15 @@ def he_deviation(fan_in: int) -> float:
 
 
 def widened(x: Array) -> Array:
-    """x in float32 if it has 16 bits, else x itself."""
-    return x.astype(np.float32) if x.dtype.itemsize <= 2 else x
+    """x in float32 if it has 16-bit floats, else x itself."""
+    return x.astype(np.float32) if is_narrow(x.dtype) else x
+
+
+def rounded(x: Array, kind: Any) -> Array:
+    """x, which was computed from :func:`widened` arrays, in their type before."""
+    return x.astype(kind) if is_narrow(kind) else x
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """``a @ b``; 16-bit floats are added up in float32, as tensor cores do, and rounded once."""
+    """``a @ b`` in the type of b; 16-bit floats are added up in float32 and rounded once."""
     return kernels_of(a).matmul(a, b)

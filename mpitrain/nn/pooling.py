@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 from mpitrain.arrays import Array, Pair, Parameters, Shape, array_namespace
-from mpitrain.nn.layer import Layer
+from mpitrain.nn.layer import Layer, rounded, widened
 from mpitrain.nn.sizes import expect_image, expect_sizes
 
 
@@ -68,29 +68,31 @@ class MaxPool2d(_Pool2d):
     def backward(self, parameters: Parameters, saved: Pair, dy: Array) -> tuple[Array, None]:
         x, y = saved
         xp = array_namespace(x)
-        dx = xp.zeros_like(x)
+        wide = widened(dy)
+        dx = xp.zeros(x.shape, wide.dtype)
         unclaimed = xp.ones(y.shape, bool)
         for value, gradient in zip(
             windows(x, self.size, self.stride), windows(dx, self.size, self.stride), strict=True
         ):
             largest = unclaimed & (value == y)
-            gradient += dy * largest
+            gradient += wide * largest
             unclaimed &= ~largest
-        return dx, None
+        return rounded(dx, dy.dtype), None
 
 
 class AveragePool2d(_Pool2d):
     """Mean value of each window of x_NHWC."""
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
-        total = reduce(array_namespace(x).add, windows(x, self.size, self.stride))
-        return total / self.size**2, x.shape
+        summed = reduce(array_namespace(x).add, windows(widened(x), self.size, self.stride))
+        return rounded(summed / self.size**2, x.dtype), x.shape
 
     def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
-        dx = array_namespace(dy).zeros(saved, dy.dtype)
+        part = widened(dy) / self.size**2
+        dx = array_namespace(dy).zeros(saved, part.dtype)
         for gradient in windows(dx, self.size, self.stride):
-            gradient += dy / self.size**2
-        return dx, None
+            gradient += part
+        return rounded(dx, dy.dtype), None
 
 
 class GlobalAveragePool(Layer):
@@ -101,7 +103,7 @@ class GlobalAveragePool(Layer):
         return shape[2:]
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
-        return x.mean(axis=(1, 2)), x.shape
+        return rounded(widened(x).mean(axis=(1, 2)), x.dtype), x.shape
 
     def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
         _, rows, columns, _ = saved

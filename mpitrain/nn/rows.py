@@ -19,7 +19,7 @@ from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.dropout import Dropout
-from mpitrain.nn.layer import Layer, go_forward, widened
+from mpitrain.nn.layer import Layer, widened
 from mpitrain.nn.normalization import GroupNorm
 from mpitrain.nn.pooling import AveragePool2d, GlobalAveragePool, MaxPool2d
 
@@ -138,12 +138,12 @@ class InRows(Wrapper):
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
         x = self._before.take(x) if self._before else x
-        y, saved = go_forward(self.layer, "", parameters, x, context)
+        y, saved = super().forward(parameters, x, context)
         return self._behind.take(y) if self._behind else y, saved
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         dy = self._behind.give(dy) if self._behind else dy
-        dx, kept = self.layer.backward(parameters, saved, dy)
+        dx, kept = super().backward(parameters, saved, dy)
         return self._before.give(dx) if self._before else dx, kept
 
 

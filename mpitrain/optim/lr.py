@@ -111,7 +111,8 @@ class Rates:
         if optim.schedule == "one_cycle":
             if step < up - 1:
                 return scaled * _between(_BEGINNING, 1.0, (step - first) / (up - 1 - first))
-            return scaled * _between(1.0, _END, (step - up + 1) / (last - up))
+            rest = step - up + 1  # 0 at the end of a run that is all warm-up
+            return scaled * _between(1.0, _END, rest and rest / (last - up))
         if step < up:
             base = optim.lr if 0 < optim.reference_batch < self.train.batch_size else 0.0
             return base + (scaled - base) * (step - first) / (up - first)
@@ -126,7 +127,12 @@ class Rates:
             case "step":
                 return scaled * optim.decay ** sum(epoch >= passed for passed in optim.milestones)
             case "wsd":
-                return scaled * min(1.0, (last - step) / self.steps_per_epoch / optim.decay_epochs)
+                # A run of fewer steps may leave less than the whole fall behind the warm-up.
+                falling, rest = (
+                    min(optim.decay_epochs * self.steps_per_epoch, last - up),
+                    last - step,
+                )
+                return scaled * min(1.0, rest and rest / falling)
             case _:
                 assert_never(optim.schedule)
 

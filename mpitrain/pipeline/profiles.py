@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from collectives.files import read_regular, replace
+from mpitrain.arrays import as_inputs
 from mpitrain.config import Config, ConfigError
 from mpitrain.device import HOST, Device
 from mpitrain.fields import filled
@@ -56,7 +57,7 @@ def measure(config: Config, repeats: int = 5, device: Device = HOST) -> list[Lay
     from mpitrain.config import expect
 
     expect(config, "described", command="mpitrain profile")
-    found = data.load(config.data, config.run.dtype)
+    found = data.load(config.data, config.run.dtype, config.loss.ignored)
     return measure_layers(config, models.build(config, found), found, repeats, device)
 
 
@@ -84,8 +85,7 @@ def measure_layers(
     keep_freed()
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
-    x = found.train[:samples].inputs
-    x = device.put(x.astype(dtype) if x.dtype.kind == "f" else x)
+    x = device.put(as_inputs(found.train[:samples].inputs, dtype, model.choices))
     context = RESTING
     if positions is not None:
         x, context = x[:, positions.own], dataclasses.replace(RESTING, positions=positions)

@@ -291,4 +291,4 @@ def _dataset(config: Config) -> Dataset:
     if own.name == "tokens" and own.vocabulary and not is_there:
         nothing = np.zeros((0, own.context), np.int64)
         return Dataset(Samples(nothing, nothing), None, own.vocabulary)
-    return data.load(own, config.run.dtype)
+    return data.load(own, config.run.dtype, config.loss.ignored)

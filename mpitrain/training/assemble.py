@@ -164,7 +164,9 @@ def _add_samples(parts: Parts) -> None:
     """Load the data, and draw the order of the samples and the rates of all steps; collective."""
     comm, config, objects = parts.comm, parts.config, parts.objects
     data, parts.data_digest = load_on_all(
-        comm, lambda: objects.data or load(config.data, config.run.dtype), config.data.path
+        comm,
+        lambda: objects.data or load(config.data, config.run.dtype, config.loss.ignored),
+        config.data.path,
     )
     if data.test is None:
         expect_untested(config, objects.metrics)

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Scalar, is_floating
+from mpitrain.arrays import Array, Scalar, as_inputs, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
 from mpitrain.fields import fields
@@ -64,11 +64,12 @@ class MicroBatches:
         judge: the loss, for the last stage.
         labels_per_sample: labels of a sample, or of the first one; the loss is a mean over them,
             too.
-        dtype: type of floating-point inputs.
+        dtype: type of inputs that are numbers; None: they keep their own.
         scale: factor on the loss before its gradient is taken.
         device: where the arrays go.
         cut: the cut of the positions of inputs and labels, or of the rows of inputs; ranks with
             rows have all labels, and take an equal part of each one's loss.
+        choices: those of the model.
         labels_taken, counted: what was expected to count in the labels of which :meth:`loss` was
             taken, their number unless :meth:`count_labels` says more, and what counts in them; 0
             unless the loss is a mean over what counts.
@@ -84,6 +85,7 @@ class MicroBatches:
     scale: float = 1.0
     device: Device = HOST
     cut: "Positions | Rows | None" = None
+    choices: int = 0
     labels_taken: float = 0.0
     counted: Scalar = 0.0
     unequal: Scalar = 0.0
@@ -189,9 +191,7 @@ class MicroBatches:
         inputs = self.held[micro_batch].inputs
         if self.cut is not None:
             inputs = inputs[:, self.cut.own]
-        if self.dtype is not None and inputs.dtype.kind == "f":
-            inputs = inputs.astype(self.dtype, copy=False)
-        return inputs
+        return inputs if self.dtype is None else as_inputs(inputs, self.dtype, self.choices)
 
     def _host_labels(self, micro_batch: int) -> Array:
         labels = self.held[micro_batch].labels

@@ -48,7 +48,7 @@ def expect_values(
         numbers: numbers of these samples in the part; None: they are the whole part.
     """
     loss, inputs, limit = model.loss, samples.inputs, model.choices
-    is_table = limit and inputs.dtype.kind in "iu" and inputs.size
+    is_table = limit > 0 and inputs.dtype.kind in "iu" and inputs.size
     if is_table and (inputs.min() < 0 or inputs.max() >= limit):
         flat = inputs.reshape(len(inputs), -1)
         at, column = np.argwhere((flat < 0) | (flat >= limit))[0]

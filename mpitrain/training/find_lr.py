@@ -15,8 +15,8 @@ from mpitrain.update.agreement import NonFinite
 
 #: Weight of the smoothed loss in its next value; the rest is the weight of the step's loss.
 _KEPT = 0.9
-#: The run ends when the smoothed loss is this multiple of its least value.
-_DIVERGED = 4.0
+#: The run ends when the smoothed loss is above its least value by this many times its size.
+_DIVERGED = 3.0
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,9 @@ def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:
                 total = _KEPT * total + (1.0 - _KEPT) * record.loss
                 weight = _KEPT * weight + (1.0 - _KEPT)
                 tried.append(Tried(values[record.step - 1], record.loss, total / weight))
-                if tried[-1].smoothed > _DIVERGED * min(one.smoothed for one in tried):
-                    return tried, f"the loss had grown beyond {_DIVERGED:g} times its least"
+                least = min(one.smoothed for one in tried)
+                if tried[-1].smoothed > least + _DIVERGED * abs(least):
+                    return tried, f"the loss had grown above its least by {_DIVERGED:g} times that"
     except NonFinite as error:
         return tried, str(error).partition(";")[0]
     return tried, "all steps were done"

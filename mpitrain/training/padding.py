@@ -138,8 +138,8 @@ class Padding:
 
     def _outputs(self, samples: Samples) -> Array | None:
         """Outputs of the last stage; None on ranks that do not have it."""
-        passes, x = self._parts.passes, samples.inputs
-        return passes.through(x.astype(passes.dtype) if x.dtype.kind == "f" else x)
+        passes = self._parts.passes
+        return passes.through(passes.taken(samples.inputs))
 
 
 def _spread(numbers: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain import extras, nn
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, as_inputs
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup
@@ -65,11 +65,11 @@ class Passes:
             own = [parts.model.layers[name] for name in chunk]
             self._stages.append(Stage(own, first, chunk, self._leading))
             first += len(chunk)
-        kind, shape = data.input_dtype, data.input_shape
+        kind, shape = self.taken(np.empty(0, data.input_dtype)).dtype, data.input_shape
         self.cut = cut_of(config, grid.context, data)
         if self.cut:
             shape = (len(np.arange(shape[0])[self.cut.own]), *shape[1:])
-        self._inputs = Spec(shape, self.dtype if kind.kind == "f" else kind)
+        self._inputs = Spec(shape, kind)
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
 
@@ -113,7 +113,7 @@ class Passes:
         each, loss = self._data.labels_per_sample, self._model.loss
         return MicroBatches(
             held, batches, parts or self.micro_batches, loss, each, self.dtype, scale, self._device,
-            self.cut,
+            self.cut, self._model.choices,
         )  # fmt: skip
 
     def context(self, step: int, indices: Array, terms: Terms | None = None) -> nn.Context:
@@ -152,11 +152,14 @@ class Passes:
             x = self._comm.bcast(own, self._layout.rank(Coordinates(stage, 0, 0)))
         return own
 
+    def taken(self, inputs: Array) -> Array:
+        """Inputs of samples in the type in which the first layer takes them."""
+        return as_inputs(inputs, self.dtype, self._model.choices)
+
     def _forward(self, chunk: int, x: Array | None) -> Array:
         """Outputs of one of this rank's stages; ``x`` is None for two samples of the data set."""
         if x is None:
-            x = self._data.train[:2].inputs
-            x = x.astype(self.dtype) if x.dtype.kind == "f" else x
+            x = self.taken(self._data.train[:2].inputs)
         y, _ = self._stages[chunk].forward(self.weights, self._device.put(x), self.resting())
         return self._device.get(y)
 

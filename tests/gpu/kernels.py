@@ -79,14 +79,11 @@ def in_place(method, *arguments):
 
 def scatter_add(kernels, values):
     rows = np.arange(len(values)) % 7 - 1
-    if kernels is HOST:
-        table = np.zeros((40, values.shape[1]))
-    else:
+    if kernels is not HOST:
         import cupy
 
-        table, rows = cupy.zeros((40, values.shape[1]), values.dtype), cupy.asarray(rows)
-    kernels.scatter_add(table, rows, values)
-    return [table]
+        rows = cupy.asarray(rows)
+    return [kernels.scatter_add(rows, values, 40)]
 
 
 def loss(kernels, rows):

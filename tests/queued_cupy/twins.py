@@ -74,7 +74,7 @@ def softmax_loss(rows, labels, losses, gradient, divisor, smoothing, columns):
 
 @twin("scatter_add")
 def scatter_add(table, rows, values, count, height, width):
-    HOST.scatter_add(table, rows, values)
+    table[...] = HOST.scatter_add(rows, values.astype(table.dtype), height)
 
 
 @twin("sgd")

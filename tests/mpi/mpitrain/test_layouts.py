@@ -9,7 +9,9 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain import callbacks
 from mpitrain.config import ConfigError, Evaluate, Loss
+from mpitrain.device import Device
 from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import F1
 from mpitrain.start import start
@@ -143,6 +145,14 @@ def test_sixteen_bits_train_nearly_as_well(comm, compute, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
     found, _ = curve(comm, changed(config, compute=compute), steps=4)
     np.testing.assert_allclose(found[:, 0], alone(config, 5)[0][:4, 0], rtol=5e-3)
+
+
+def test_the_peak_is_measured_in_the_type_of_activations(comm, monkeypatch):
+    kinds = []
+    monkeypatch.setattr(Device, "peak", lambda _, comm, kind: kinds.append(np.dtype(kind).name))
+    with start(comm, changed(job("gpt", "float32"), compute="bfloat16", mfu=True)) as trainer:
+        callbacks._start(trainer.parts)
+    assert kinds == ["bfloat16"]
 
 
 @pytest.mark.mpi(min_size=2)

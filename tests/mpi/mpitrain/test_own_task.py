@@ -135,6 +135,22 @@ def test_dropout_and_batch_norm_are_those_of_one_process(comm, parallel):
         np.testing.assert_allclose(values, alone[name], rtol=1e-9, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int64", "bool"])
+def test_integers_that_name_no_rows_are_numbers(comm, kind):
+    """Whatever layer takes them, a run, its trial and its test are those of floating point."""
+
+    def results(dtype):
+        data = [Samples((s.inputs > 0).astype(dtype), s.labels) for s in (WAVES.train, WAVES.test)]
+        own = {"drop": nn.Dropout(0.4), "norm": nn.BatchNorm(6), **layers()}
+        objects = UserObjects(data=Dataset(*data, classes=0), layers=own)
+        with limit_blas_threads(comm), start(comm, job(), objects) as trainer:
+            losses = [record.loss for record in trainer.run_epoch(0)]
+            return losses, evaluate(trainer.parts, 0), trainer.parts.passes.through()
+
+    for found, right in zip(results(kind), results("float64"), strict=True):
+        np.testing.assert_equal(found, right)
+
+
 class Quartic(MeanSquaredError):
     """``(output - label)**4``."""
 

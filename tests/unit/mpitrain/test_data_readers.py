@@ -116,6 +116,14 @@ def test_arrays_of_a_file_and_of_a_folder(tmp_path):
     assert isinstance(found.train.inputs, np.memmap)
 
 
+@pytest.mark.parametrize(("ignored", "classes"), [(255, 3), (2, 256), (-100, 256), (None, 256)])
+def test_a_label_that_does_not_count_is_no_class(tmp_path, ignored, classes):
+    labels = np.array([0, 255, 1, 2, 0, 1, 2, 0, 1, 255], np.uint8)
+    np.savez(tmp_path / "all.npz", inputs=np.zeros((10, 2)), labels=labels)
+    own = Data("arrays", path=str(tmp_path / "all.npz"))
+    assert load(own, np.float32, ignored).classes == classes
+
+
 X, Y, TEXTS = np.zeros((4, 2)), np.arange(4), np.array(["a"] * 4)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 
+import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -15,6 +16,7 @@ from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
 from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
+from mpitrain.kernels import Kernels
 from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.training.batches import MicroBatches
 from tests import queued_cupy
@@ -139,3 +141,17 @@ def test_a_micro_batch_comes_while_the_one_before_it_is_computed():
     del begun[:]
     assert [int(source.labels(m)[0, 0]) for m in (3, 5, 4)] == [30, 50, 40]
     assert begun == [30, 50, 40]
+
+
+def test_a_peak_is_that_of_the_layers_products(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Kernels, "matmul", lambda _, a, b: seen.append((a.dtype, b is a)))
+    assert Device().peak(MPI.COMM_SELF, ml_dtypes.bfloat16) > 0
+    assert set(seen) == {(np.dtype(ml_dtypes.bfloat16), True)}
+
+
+@pytest.mark.parametrize(("choices", "kind"), [(0, np.float32), (9, np.int16), (-1, np.int16)])
+def test_integers_stay_where_a_layer_takes_them(choices, kind):
+    held = {0: Samples(np.ones((2, 3), np.int16), np.ones((2, 1)))}
+    own = {"dtype": np.float32, "choices": choices}
+    assert MicroBatches(held, [], 1, MeanSquaredError(), **own).inputs(0).dtype == kind

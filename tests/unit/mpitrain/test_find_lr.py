@@ -1,12 +1,14 @@
 """Which rate a search suggests, and how it says so."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpitrain.commands.find_lr import suggestion, table
 from mpitrain.config import expect_read, load
-from mpitrain.training.find_lr import RangeTest, Tried, shortened
+from mpitrain.metrics.records import Step
+from mpitrain.training.find_lr import RangeTest, Tried, _run, shortened
 
 
 def found(losses):
@@ -33,6 +35,24 @@ def test_a_loss_that_has_not_fallen_suggests_nothing(losses):
     assert search.steepest is None and search.tenth is None
     assert suggestion(search).startswith("the loss has not fallen: try a smaller --least")
     assert f"ended after {len(losses)} steps: all were done" in table(search)
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [([-1.0, -1.1, -1.2, 2.0, 9.0, 40.0, 0.0], 6), ([1.0, 2.0, 8.0, 40.0, 0.0], 4)],
+)
+def test_a_run_ends_where_its_loss_has_risen_far_above_the_least(losses, steps):
+    """Also a loss below 0, which is above four times its least from the first step on."""
+    parts = SimpleNamespace(steps_done=0, total_steps=len(losses), epoch=0)
+    nothing = dict.fromkeys(Step.__struct_fields__, 0)
+
+    def run_epoch(epoch):
+        for parts.steps_done, loss in enumerate(losses, 1):
+            yield Step(**nothing | {"step": parts.steps_done, "loss": loss})
+
+    loop = SimpleNamespace(parts=parts, run_epoch=run_epoch)
+    tried, why = _run(loop, losses)
+    assert (len(tried), why) == (steps, "the loss had grown above its least by 3 times that")
 
 
 def test_the_short_job_sets_nothing_that_it_does_not_read():

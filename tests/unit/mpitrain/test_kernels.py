@@ -85,7 +85,7 @@ def operations(kind):
         for smoothing in (0.0, 0.1):
             yield "softmax_loss", draw(5, 130), np.array([0, 129, 3, 3, 64]), 2.0, smoothing
     rows = np.array([[3, 0, 39], [3, -1, 17]])
-    yield "scatter_add", np.zeros((40, 5), kind), rows, draw(2, 3, 5)
+    yield "scatter_add", rows, draw(2, 3, 5), 40
     p, g, mean, square = (draw(3000, n + 1)[:, 0].copy() for n in range(4))
     for flag in (False, True):
         adam, sgd = AdamOptions(0.9, 0.99, 1e-3, 0.1, flag), SGDOptions(0.9, 0.1, flag)
@@ -142,14 +142,12 @@ def test_what_is_not_a_number_shows(case):
 
 
 def test_many_rows_come_in_their_order(case):
-    rows = np.arange(150) % 3
-    values = drawn(case.kind, 150, 2)
-    right = np.zeros((3, 2), case.kind)
-    HOST.scatter_add(right, rows, values)
-    for kernels in case.both:
-        table = np.zeros((3, 2), case.kind)
-        kernels.scatter_add(table, rows, values)
-        assert table.tobytes() == right.tobytes()
+    rows, ones = np.arange(1800) % 3, np.ones((1800, 2), case.kind)
+    values = drawn(case.kind, 1800, 2)
+    for kernels in (HOST, *case.both):
+        table = kernels.scatter_add(rows, values, 3)
+        assert table.tobytes() == HOST.scatter_add(rows, values, 3).tobytes()
+        assert (kernels.scatter_add(rows, ones, 3) == 600).all()  # 16 bits are not added in 16
 
 
 def test_arrays_without_elements_launch_nothing(case):

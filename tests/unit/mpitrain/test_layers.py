@@ -13,7 +13,35 @@ from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.context import RESTING
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
 
+
+class Halved:
+    """Half of a layer; the class beside this one says which."""
+
+    def forward(self, parameters, x):
+        y, saved = super().forward(parameters, x)
+        return y / 2, saved
+
+    def backward(self, parameters, saved, dy):
+        return super().backward(parameters, saved, dy / 2)
+
+
+class HalfLinear(Halved, nn.Linear):
+    pass
+
+
+class HalfConv2d(Halved, nn.Conv2d):
+    pass
+
+
+class HalfChain(Halved, nn.Chain):
+    pass
+
+
 LAYERS = {
+    "half a linear": (HalfLinear(5, 3), (4, 5)),
+    "half a convolution": (HalfConv2d(2, 3, 3), (2, 5, 4, 2)),
+    "half a chain": (HalfChain({"up": nn.Linear(3, 4), "gelu": nn.GELU()}), (5, 3)),
+    "wrapper": (nn.Wrapper(nn.Linear(3, 2)), (4, 3)),
     "linear": (nn.Linear(5, 3), (4, 5)),
     "linear, one input": (nn.Linear(1, 2), (3, 1)),
     "linear on two leading axes": (nn.Linear(4, 2), (2, 3, 4)),
@@ -109,7 +137,11 @@ def test_backward_is_the_derivative_of_forward(case):
     layer, parameters, x = case
     y, saved = layer.forward(parameters, x)
     assert layer.output_shape(x.shape[1:]) == y.shape[1:]
-    expect_slopes(layer, parameters, x, saved, np.random.default_rng(8).normal(size=y.shape))
+    dy = np.random.default_rng(8).normal(size=y.shape)
+    expect_slopes(layer, parameters, x, saved, dy)
+    if parameters:  # as where the layer comes first
+        found = layer.gradients(parameters, layer.kept(parameters, saved, dy))
+        np.testing.assert_equal(found, backward(layer, parameters, saved, dy)[1])
 
 
 @pytest.mark.parametrize(
@@ -293,9 +325,62 @@ def test_a_bias_with_split_inputs_would_be_added_once_a_rank():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_sixteen_bits_add_up_in_thirty_two(dtype):
-    layer = nn.Linear(4096, 1)
-    parameters = {"weight": np.ones((4096, 1), dtype), "bias": np.zeros(1, dtype)}
-    y, _ = layer.forward(parameters, np.ones((1, 4096), dtype))
-    assert y.dtype == dtype
-    assert float(y[0, 0]) == 4096
+def test_gelu_of_sixteen_bits_is_rounded_once(dtype):
+    x = np.array([-3.5, -3, -2.25, -1, -0.5, 50, 86, 300], dtype)
+    y, (_, tanh) = nn.GELU().forward({}, x)
+    wide, (_, wide_tanh) = nn.GELU().forward({}, x.astype(np.float32))
+    assert y.tolist() == wide.astype(dtype).tolist()
+    assert tanh.tolist() == wide_tanh.astype(dtype).tolist()
+    dx, _ = nn.GELU().backward({}, (x, tanh), np.ones_like(x))
+    rounded = x.astype(np.float32), tanh.astype(np.float32)
+    wide_dx, _ = nn.GELU().backward({}, rounded, np.ones(len(x), np.float32))
+    assert dx.tolist() == wide_dx.astype(dtype).tolist()
+
+
+SUMS = {
+    "linear": (nn.Linear(4096, 1, bias=False), (1, 4096)),
+    "bias": (nn.Bias(2), (600, 2)),
+    "positions": (PositionEmbedding(3, 2, TensorGroup(), sequence=False), (600, 3, 2)),
+    "convolution": (nn.Conv2d(1, 1, 17), (1, 33, 33, 1)),
+    "average": (nn.AveragePool2d(32), (1, 32, 32, 2)),
+    "average, overlapping": (nn.AveragePool2d(17, stride=1), (1, 33, 33, 1)),
+    "global average": (nn.GlobalAveragePool(), (1, 32, 32, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("layer", "shape"), SUMS.values(), ids=SUMS)
+def test_sixteen_bits_add_up_in_thirty_two(layer, shape, dtype):
+    """Sums of ones are those of 32 bits, rounded once."""
+
+    def results(kind):
+        shapes = layer.shapes().items()
+        parameters = {name: np.full(size, name != "bias", kind) for name, size in shapes}
+        y, saved = layer.forward(parameters, np.ones(shape, kind))
+        dx, gradients = backward(layer, parameters, saved, np.ones_like(y))
+        return [y, dx, *gradients.values()]
+
+    for found, right in zip(results(dtype), results(np.float32), strict=True):
+        assert found.tobytes() == right.astype(dtype).tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, bool])
+def test_a_product_is_of_the_type_of_its_weights(kind):
+    y, _ = nn.Linear(3, 1).forward(
+        {"weight": np.full((3, 1), 0.5, np.float32), "bias": np.float32([0.25])}, np.ones(3, kind)
+    )
+    assert y.dtype == np.float32 and y.tolist() == [1.75]
+
+
+@pytest.mark.parametrize(
+    ("layers", "choices"),
+    [
+        ({"tokens": TABLES["tokens"], "up": nn.Linear(3, 2)}, 7),
+        ({"flat": nn.Flatten(), "inner": nn.Chain(TABLES)}, 7),
+        ({"up": nn.Linear(3, 2), "tokens": TABLES["tokens"]}, 0),
+        ({"flat": nn.Flatten()}, 0),
+    ],
+    ids=["table", "flattened", "numbers", "no parameters"],
+)
+def test_the_first_layer_with_parameters_decides_what_integers_are(layers, choices):
+    assert nn.Recomputed(nn.Chain(layers)).choices == choices

@@ -26,6 +26,11 @@ TRAIN = Train(epochs=10, batch_size=256)
             {"warmup_epochs": 2, "schedule": "wsd", "decay_epochs": 4},
             {0: 0.1, 1: 0.25, 2: 0.4, 6: 0.4, 7: 0.3, 9: 0.1, 10: 0.0},
         ),
+        (  # the whole fall does not fit
+            {"warmup_epochs": 8, "schedule": "wsd", "decay_epochs": 4},
+            {0: 0.1, 4: 0.25, 8: 0.4, 9: 0.2, 10: 0.0},
+        ),
+        ({"warmup_epochs": 10, "schedule": "one_cycle"}, {0: 0.016, 29 / 3: 0.4}),
     ],
     ids=str,
 )

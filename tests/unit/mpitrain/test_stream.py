@@ -65,6 +65,29 @@ def test_a_sample_is_the_same_whoever_asks_for_it(kind):
     assert not (other[:, 1:] == whole[:, 1:]).all()
 
 
+class Reusing:
+    """Gives all samples in one array and one tensor."""
+
+    def __init__(self, make):
+        self.buffer = make(2)
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for number in range(3):
+            self.buffer[:] = number + 1
+            yield {"x": self.buffer, "name": "one"}, number
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_first_sample_stays_in_a_source_that_has_one_array(library):
+    own = Streamed(Reusing(pytest.importorskip(library).zeros), np.float64, seed=3)
+    for _ in range(2):
+        np.testing.assert_array_equal(own[:3].inputs["x"], [[1, 1], [2, 2], [3, 3]])
+    assert own[:1].inputs["x"].tolist() == [[1, 1]]
+
+
 def test_what_can_begin_anywhere_reads_what_is_asked_for_alone():
     data, all_of = Seeking(), Noisy()
     read(data, 0, [4, 5, 9, 10])

@@ -59,6 +59,7 @@ class TorchModule(Layer):
 
     holds = True  # autograd's saved tensors are the parameters' memory
     sees = True
+    choices = -1  # what integers mean is the module's affair
 
     def __init__(
         self, module: torch.nn.Module, name: str = "the module", prefix: str = "", *,
