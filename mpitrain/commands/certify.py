@@ -135,7 +135,7 @@ def _scratch(stack: ExitStack) -> str:
 
 def _tables(words: str) -> dict[str, Any]:
     """The tables of a layout."""
-    from mpitrain.commands.plan import beside
+    from mpitrain.commands.beside import beside
     from mpitrain.config.reading import apply
 
     tables = dict[str, Any]()

@@ -6,6 +6,7 @@ import torch
 from mpi4py import MPI
 
 from mpitrain import trainer
+from mpitrain.__main__ import main
 from mpitrain.adapters.torch.modules import stand_ins
 from mpitrain.certify.certificate import Certifier
 from mpitrain.certify.loops import install
@@ -195,6 +196,19 @@ def test_a_program_of_the_trainer_goes_on_from_half_of_its_steps(tmp_path, given
     install(trainer)
     told = certified(tmp_path, lambda: fits(nn.Linear(3, 1), **given), sees_torch=False)
     assert told == ("PASS", "", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("digits_mlp", "--", "--set", "parallel.pip=2"), "pip"),
+        (("digits_mlp", "--", "--resume"), "behind -- a job takes --set alone"),
+        ((__file__, "--set", "parallel.pipe=2"), "--set is for jobs"),
+    ],
+)
+def test_what_is_given_is_read_or_refused(words, said, capfd):
+    assert main(["certify", *words]) == 2
+    assert said in capfd.readouterr().err
 
 
 def test_a_mistake_that_changes_nothing_is_left_out(tmp_path):
