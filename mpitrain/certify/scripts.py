@@ -52,16 +52,16 @@ def _asking(theirs: Callable[..., Any], act: str) -> Callable[..., Any]:
 
 def _telling_types(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
-    def telling(tensors: Any, *given: Any, **named: Any) -> Any:
+    def telling(*given: Any, **named: Any) -> Any:
         if HERE.session and not HERE.session.record.steps:
-            _note_types(HERE.session.record, tensors)
-        return theirs(tensors, *given, **named)
+            _note_types(HERE.session.record, (given[:1], named))
+        return theirs(*given, **named)
 
     return telling
 
 
 def _note_types(record: Record, tensors: Any) -> None:
-    """Note the narrowest type of the numbers in the graph of these tensors."""
+    """Note the narrowest type of the numbers in the graphs of tensors."""
     todo = [getattr(one, "grad_fn", None) for one in tree_leaves(tensors)]
     seen = set[Any]()
     while todo:

@@ -98,6 +98,7 @@ def in_rows():
 
 def raw():
     w = nn.Parameter(torch.randn(1, 8))
+    torch.autograd.grad(outputs=w.sum(), inputs=w)
     trains(lambda x: F.linear(x, w), [w], twice)
 
 
