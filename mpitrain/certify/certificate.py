@@ -5,23 +5,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from mpi4py import MPI
 
 from collectives.errors import words
 from collectives.virtual import copy_own, remembered
-from mpitrain.certify.compare import Judgement, judge, limits
+from mpitrain.certify.compare import LEFT_OUT, Judgement, is_same, judge, limits
 from mpitrain.certify.record import HERE, Abstained, Enough, Record, Session
 from mpitrain.config import Parallel
+from mpitrain.config.unread import defaults_of_readers
 from mpitrain.data import DataError
 from mpitrain.ranks.together import SharedError, all_or_nobody, by_rank_0
 
 #: Tables of a job, with the keys that a run sets.
 Tables = Mapping[str, Mapping[str, Any]]
 _ALONE = "COLLECTIVES_ALONE"
-_SINGLE = 2.0**-23
+#: A record of one process, and how far each tensor may be from it.
+_Right = tuple[Record, list[dict[str, float]]]
+
+
+class _Reference(NamedTuple):
+    """One process with so many batches in one, and at least this relative distance of numbers."""
+
+    batches: int = 1
+    eps: float = 0.0
 
 
 @contextmanager
@@ -62,61 +71,86 @@ class Certifier:
             sees_torch: whether optimisers of torch are watched, beside the trainer.
         """
         self._comm, self._program, self._folder, self._last = comm, program, folder, last
-        self._begin, self._right = remembered(), (Record(), list[dict[str, float]]())
+        self._begin, self._runs = remembered(), dict[_Reference, _Right]()
+        self._beside, self._narrow, self._steps = _Reference(), (0.0, ""), 0
         self._watched: Callable[[Session], Any] = nullcontext
-        self.is_double, self._batches, self._eps, self._layouts = True, 1, 0.0, 0
+        self.is_double, self._layouts, self._latest = True, 0, Record()
         if sees_torch and find_spec("torch"):
             from mpitrain.certify.scripts import watched
 
             self._watched = watched
 
-    def refer(self) -> Judgement:
+    @property
+    def numbers(self) -> str:
+        """The type in which the program computes, and one that limits what is compared."""
+        own = "float64" if self.is_double else "the program's own type"
+        return own + f", {self._narrow[1]} in its passes" * any(to.eps for to in self._runs)
+
+    def refer(self, to: _Reference | None = None) -> Judgement:
         """Run one process twice, and say whether others can be compared with it."""
-        verdict = Judgement("PASS", "", "")
+        to, verdict = to or _Reference(), Judgement("PASS", "", "")
+        if to in self._runs:
+            return verdict
+        run: _Right = (Record(), [])
         if self._comm.rank == 0:
             try:
                 with _alone():
-                    self._right = self._one_process()
+                    run = self._one_process(to)
             except Exception as error:
                 verdict = _refused(error)
         others = MPI.Intracomm(self._comm).Ibarrier()
         while not others.Test():
             time.sleep(0.05)  # another call would keep a core busy
-        verdict, self.is_double = self._comm.bcast((verdict, self.is_double))
+        seen = run[0].narrow if run[0].narrow[0] > run[0].eps else (0.0, "")
+        told = verdict, self.is_double, self._narrow if to.eps else seen, len(run[0].steps)
+        verdict, self.is_double, self._narrow, self._steps = self._comm.bcast(told)
+        if verdict.verdict == "PASS":
+            self._runs[to] = run
         return verdict
 
-    def _one_process(self) -> tuple[Record, list[dict[str, float]]]:
+    def _one_process(self, to: _Reference) -> _Right:
         """The whole batch in one process, and the limits of differences from it."""
         own: Tables = {"parallel": msgspec.to_builtins(Parallel())}
         whole: Tables = {**own, "train": {"micro_batches": 1}}
+
+        def run(tables: Tables, moved: float = 0.0) -> Record:
+            return self._run(tables, moved=moved, batches=to.batches)
+
         try:
-            found = self._run(whole)
+            found = run(whole)
         except Abstained:
             raise
         except Exception:  # some programs have numbers of one type alone
             if not self.is_double:
                 raise
             self.is_double = False
-            found = self._run(whole)
+            found = run(whole)
         if found.has_means:  # over micro-batches, as the layouts take them
-            found = self._run(whole := own)
-        found.eps = max(found.eps, self._eps)
-        return found, limits(found, self._run(whole, moved=found.eps))
+            found = run(whole := own)
+        found.eps = max(found.eps, to.eps)
+        return found, limits(found, run(whole, found.eps))
 
     def certify(self, layout: Tables, mutation: str = "") -> Judgement:
-        """The verdict on a layout, perhaps with a mistake in it."""
-        half = 0 if mutation else self._last // 2
+        """The verdict on a layout, perhaps with a mistake in it, which may be none here."""
+        half = 0 if mutation else min(self._last, self._steps) // 2
         self._layouts += 1
+        place = f"{self._folder}/{self._layouts}"
+        if not mutation:
+            self._beside = self._beside._replace(eps=0.0)
         try:
-            found = self._run(layout, self._layouts, mutation=mutation, save_at=half)
+            to = {"save_at": half, "save_to": f"{place}-half"}
+            found = self._run(layout, place, mutation=mutation, **to)
             if layout and not found.is_ours:
                 return Judgement(
                     "ERROR", "", "the script has a layout of its own; leave --layouts out"
                 )
+            if mutation and by_rank_0(self._comm, lambda: is_same(found, self._latest), Exception):
+                return Judgement(LEFT_OUT, "", "it changes nothing here")
             verdict = self._judged(found, is_mutated=bool(mutation))
+            self._latest = self._latest if mutation else found
             if verdict.verdict != "PASS" or not (found.is_ours and half):
                 return verdict
-            again = self._judged(self._run(layout, self._layouts, goes_on=True), half)
+            again = self._judged(self._run(layout, f"{place}-half", goes_on=True), half)
         except Exception as error:
             return _refused(error)
         if again.verdict == "PASS":
@@ -124,35 +158,43 @@ class Certifier:
         return again._replace(where=f"{again.where} of a run that went on from step {half}")
 
     def _judged(self, found: Record, first: int = 0, *, is_mutated: bool = False) -> Judgement:
-        """The verdict; if need be, beside another reference.
-
-        The other one has the batches of all ranks, or it is moved as far as float32 rounds, as some
-        modules compute parts in it.
-        """
+        """The verdict; if need be, beside another reference."""
 
         def act() -> Judgement:
-            return judge(*self._right, found, self._comm.size, first)
+            return judge(*self._runs[beside], found, self._comm.size, first)
 
-        verdict, kept = by_rank_0(self._comm, act, Exception), self._right
+        beside = self._beside
+        verdict = by_rank_0(self._comm, act, Exception)
+        if verdict.verdict == "PASS" and beside.eps:
+            text = f"{verdict.text}, within what {self._narrow[1]} in its passes allows"
+            verdict = verdict._replace(text=text)
         if is_mutated or verdict.verdict == "PASS":
             return verdict
-        if verdict.verdict == "FAIL":
-            is_new, self._eps = self._eps == 0 and self.is_double, _SINGLE
-        else:
-            is_new, self._batches = self._batches == 1 and not found.is_ours, self._comm.size
-        if is_new and self.refer().verdict == "PASS":
-            other = self._judged(found, first)
-            if verdict.verdict == "ABSTAIN" or other.verdict != "FAIL":
-                return other
-            self._right, self._eps = kept, 0.0
+        for other in self._others(verdict, found):
+            if self.refer(other).verdict == "PASS":
+                self._beside = other
+                told = self._judged(found, first)
+                if verdict.where.startswith("samples") or told.verdict != "FAIL":
+                    return told
+                self._beside = beside
         return verdict
 
-    def _run(self, tables: Tables, number: int = 0, **how: Any) -> Record:
-        """The record of a run on the ranks of ``MPI.COMM_WORLD``, in a folder by number."""
-        run = {"dir": f"{self._folder}/{number}"} | ({"dtype": "float64"} if self.is_double else {})
+    def _others(self, verdict: Judgement, found: Record) -> Iterator[_Reference]:
+        """References that may be the right ones: with the batches of all ranks, as far as is known,
+        or moved as far as the narrowest type in a pass rounds."""
+        is_seen = not verdict.where.startswith("samples") and all(s.samples for s in found.steps)
+        if not (is_seen or found.is_ours) and self._beside.batches < self._comm.size:
+            yield self._beside._replace(batches=self._comm.size)
+        if verdict.verdict == "FAIL" and self._narrow[0] > self._beside.eps:
+            yield self._beside._replace(eps=self._narrow[0])
+
+    def _run(self, tables: Tables, folder: str = "", **how: Any) -> Record:
+        """The record of a run on the ranks of ``MPI.COMM_WORLD``."""
+        run: dict[str, Any] = {"dir": folder or f"{self._folder}/0"}
+        if self.is_double:
+            run |= {"dtype": "float64", "compute": "same", **defaults_of_readers("run", "compute")}
         session = Session(self._last, {**tables, "run": run}, self.is_double, **how)
         comm = MPI.COMM_WORLD
-        session.batches = self._batches if comm.size < self._comm.size else 1
         self._begin()
         copy_own()
         HERE.session = session

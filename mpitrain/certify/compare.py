@@ -9,12 +9,17 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.certify.record import Abstained, Record
+from mpitrain.metrics.words import counted
 
 #: Verdicts and their exit codes, the worst last.
 CODES = {"PASS": 0, "ABSTAIN": 4, "ERROR": 2, "FAIL": 3}
+#: The verdict on a planted mistake that is none.
+LEFT_OUT = "LEFT OUT"
 #: A difference may be so many times the distance of the reference's runs, and so many units in the
-#: last place of the largest number of a kind.
-TIMES = 32
+#: last place of the tensor's largest number; also a few of what rounding has met on the way.
+TIMES, FEW = 32, 8
+#: The part of a tensor's largest number that a limit may be; a larger one proves nothing.
+PART = 1 / 8
 
 
 class Judgement(NamedTuple):
@@ -25,13 +30,29 @@ class Judgement(NamedTuple):
     text: str
 
 
-def quantities(record: Record, first: int = 0) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Quantities in the order of comparison, by name; ``first``: steps before the record."""
-    yield "initial parameters", {} if first else record.initial
+class Quantity(NamedTuple):
+    """Tensors by name, and the largest numbers by whose size each was rounded besides its own."""
+
+    where: str
+    own: Mapping[str, Array]
+    rounded: Mapping[str, float]
+
+
+def quantities(record: Record, begun: Mapping[str, Array], first: int = 0) -> Iterator[Quantity]:
+    """Quantities in the order of comparison; those of parameters are changes since ``begun``.
+
+    ``first``: steps before the record.
+    """
+    yield Quantity("initial parameters", {} if first else record.initial, {})
     for number, step in enumerate(record.steps, first + 1):
-        yield f"loss of step {number}", {"the loss": np.array(step.loss)}
-        yield f"gradients of step {number}", step.gradients
-        yield f"parameters after step {number}", step.parameters
+        yield Quantity(f"loss of step {number}", {"the loss": np.array(step.loss)}, {})
+        whole = _largest_of(step.gradients)
+        rounded = dict.fromkeys(step.gradients, whole)
+        yield Quantity(f"gradients of step {number}", step.gradients, rounded)
+        changes = {name: _since(begun.get(name), one) for name, one in step.parameters.items()}
+        whole = _largest_of(changes)
+        rounded = {name: whole + _largest(one) for name, one in step.parameters.items()}
+        yield Quantity(f"parameters after step {number}", changes, rounded)
 
 
 def limits(one: Record, moved: Record) -> list[dict[str, float]]:
@@ -42,17 +63,27 @@ def limits(one: Record, moved: Record) -> list[dict[str, float]]:
     """
     if not one.steps:
         raise Abstained("the program took no step")
+    if blind := [n for n, step in enumerate(one.steps, 1) if not step.gradients]:
+        raise Abstained(f"no gradient of step {blind[0]} is seen")
     if [step.samples for step in one.steps] != [step.samples for step in moved.steps]:
         raise Abstained("two runs of one process read different samples; seed what it draws")
-    if _differing(one.initial, moved.initial, dict.fromkeys(one.initial, 0.0)):
+    by_moving = {name: 4 * one.eps * _largest(array) for name, array in one.initial.items()}
+    is_alike = one.initial.keys() == moved.initial.keys()
+    if not is_alike or _differing(one.initial, moved.initial, by_moving):
         raise Abstained("two runs of one process begin with different parameters; seed them")
     found = []
-    for (where, own), (_, other) in zip(quantities(one), quantities(moved), strict=True):
-        gaps = {name: float(abs(own[name] - other[name]).max(initial=0)) for name in own}
-        largest = max((float(abs(array).max(initial=0)) for array in own.values()), default=0.0)
-        if not np.isfinite([largest, *gaps.values()]).all():
+    every = zip(quantities(one, one.initial), quantities(moved, moved.initial), strict=True)
+    for (where, own, rounded), (_, other, _) in every:
+        gaps = {name: _largest(own[name] - other[name]) for name in own}
+        sizes = {name: _largest(array) for name, array in own.items()}
+        if not np.isfinite([*sizes.values(), *gaps.values()]).all():
             raise Abstained(f"{where}: numbers of one process are not finite")
-        found.append({name: TIMES * (gap + one.eps * largest) for name, gap in gaps.items()})
+        found.append(
+            {
+                name: TIMES * (gap + one.eps * sizes[name]) + FEW * one.eps * rounded.get(name, 0.0)
+                for name, gap in gaps.items()
+            }
+        )
     return found
 
 
@@ -60,7 +91,7 @@ def judge(
     right: Record, allowed: list[dict[str, float]], found: Record, ranks: int, first: int = 0
 ) -> Judgement:
     """The verdict on a run of so many ranks, which begins behind step ``first``."""
-    right = Record(right.initial, right.steps[first:])
+    eps, right = right.eps, Record(right.initial, right.steps[first:])
     for number, (step, taken) in enumerate(zip(right.steps, found.steps), first + 1):
         if told := _other_samples(step.samples, taken.samples):
             word, text = told
@@ -68,9 +99,10 @@ def judge(
     if len(right.steps) != len(found.steps):
         text = f"there are {len(found.steps)}, and {len(right.steps)} of one process"
         return Judgement("FAIL", "number of steps", text)
+    notes, loose = _of_samples(right, found), dict[str, None]()
     allowed = allowed[:1] + allowed[1 + 3 * first :]
-    every = zip(quantities(right, first), quantities(found, first), allowed, strict=True)
-    for (where, own), (_, other), most in every:
+    pairs = zip(quantities(right, right.initial, first), quantities(found, right.initial, first))
+    for ((where, own, _), (_, other, _)), most in zip(pairs, allowed, strict=True):
         is_draw = not found.is_ours and where.startswith("initial")
         if differ := own.keys() ^ other.keys():
             return Judgement("ABSTAIN", where, f"names of parameters differ, as {min(differ)}")
@@ -78,8 +110,52 @@ def judge(
             text = _told(names, own, other, most, ranks)
             if found.draws and not is_draw:
                 text = f"{found.draws} draws random numbers, others on each rank"
-            return Judgement("ABSTAIN" if found.draws or is_draw else "FAIL", where, text)
-    return Judgement("PASS", "", f"{len(found.steps)} steps")
+            word = "ABSTAIN" if found.draws or is_draw else "FAIL"
+            return Judgement(word, where, ", ".join([text, *notes]))
+        if where.startswith("initial"):
+            continue
+        least = eps**0.5 * _largest_of(own)  # smaller tensors need not be known as well
+        blurred = [n for n, one in own.items() if most[n] > PART * max(least, _largest(one))]
+        if 2 * len(blurred) > len(own) and not where.startswith("parameters"):
+            text = f"{len(blurred)} of {len(own)} tensors cannot be compared: rounding hides them"
+            return Judgement("ABSTAIN", where, text)
+        loose |= dict.fromkeys(blurred)
+    every = {name for step in right.steps for name in step.parameters}
+    if loose:
+        notes.append(f"{len(loose)} of {len(every)} tensors cannot be compared in each step")
+    return Judgement("PASS", "", ", ".join([counted(len(found.steps), "step"), *notes]))
+
+
+def is_same(one: Record, other: Record) -> bool:
+    """Whether two runs have the same bits."""
+    if [step.samples for step in one.steps] != [step.samples for step in other.steps]:
+        return False
+    both = (quantities(record, {}) for record in (one, other))
+    return all(
+        a.own.keys() == b.own.keys() and not _differing(a.own, b.own, dict.fromkeys(a.own, 0.0))
+        for a, b in zip(*both, strict=True)
+    )
+
+
+def _since(begun: Array | None, one: Array) -> Array:
+    return one if begun is None or begun.shape != one.shape else one - begun
+
+
+def _largest(array: Array) -> float:
+    return float(abs(array).max(initial=0))
+
+
+def _largest_of(arrays: Mapping[str, Array]) -> float:
+    return max(map(_largest, arrays.values()), default=0.0)
+
+
+def _of_samples(right: Record, found: Record) -> list[str]:
+    """What is to be said of samples that do not differ."""
+    if not all(step.samples for step in found.steps):
+        return ["samples of some steps are not seen"]
+    pairs = zip(right.steps, found.steps)
+    times = max((len(two.samples) // len(one.samples) for one, two in pairs), default=1)
+    return [f"each sample on {times} ranks"] * (times > 1)
 
 
 def _differing(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from itertools import chain
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.certify.record import HERE, Abstained, Enough, Recorded, Session
 from mpitrain.checkpoint.changes import origin_of
-from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.checkpoint.saving import FOLDER, resume, save
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import Config
 from mpitrain.metrics import records
@@ -79,11 +80,11 @@ class _LoopWatch:
         kind = str(np.dtype(parts.passes.dtype))
         session.record.eps = 2.0**-7 if kind == "bfloat16" else float(np.finfo(kind).eps)
         session.record.has_means = bool(parts.state)
-        session.record.initial = self._whole(lambda piece: piece.parameters)
         self._first = [piece.parameters.copy() for piece in parts.store.pieces]
         for piece in parts.store.pieces:
             session.move(piece.parameters)
         parts.refresh()
+        session.record.initial = self._whole(lambda piece: piece.parameters) | self._state()
         loop.step, parts.gradient.agree = self.step, self.agree  # type: ignore[method-assign]
 
     def step(self, batch: Batch) -> Sequence[records.Record]:
@@ -96,17 +97,14 @@ class _LoopWatch:
         samples = self._samples(batch)
         found = self._step(batch)
         (loss,) = [one.loss for one in found if isinstance(one, records.Step)] or [np.nan]
-        state = {name: np.array(parts.device.get(one)) for name, one in parts.state.items()}
-        parameters = self._whole(lambda piece: piece.parameters)
-        for one in parts.comm.gather(state) or ():  # running values are of a stage's replicas alike
-            parameters |= one
+        parameters = self._whole(lambda piece: piece.parameters) | self._state()
         session.record.steps.append(Recorded(samples, loss, self._gradients, parameters))
         if session.mutation == "stale":
             for piece, values in zip(parts.store.pieces, self._first, strict=True):
                 piece.parameters[...] = values
             parts.refresh()
         if parts.steps_done == session.save_at:
-            writer = Writer(parts.comm, checkpoints(parts.config), keep=1, background=False)
+            writer = Writer(parts.comm, Path(session.save_to, FOLDER), keep=1, background=False)
             writer.prepare()
             save(parts, writer)
             writer.finish()
@@ -119,7 +117,7 @@ class _LoopWatch:
         parts, mutation = self._parts, self._session.mutation
         for piece in parts.store.pieces:
             if mutation == "scale":
-                piece.gradients[...] *= parts.comm.size
+                piece.gradients[...] *= parts.comm.size + 1
             elif mutation == "drop":
                 piece.gradients[: max(0, parts.store.buckets[0].stop - piece.start)] = 0
         agreed = self._agree(own, **how)
@@ -134,6 +132,12 @@ class _LoopWatch:
         held = (batch.held or ()) if is_first else ()
         own = [part(batch.indices, count, number).tolist() for number in held]
         return sorted(chain.from_iterable(chain.from_iterable(parts.comm.allgather(own))))
+
+    def _state(self) -> dict[str, Array]:
+        """Running values, on rank 0; those of a stage's replicas are alike."""
+        parts = self._parts
+        own = {name: np.array(parts.device.get(one)) for name, one in parts.state.items()}
+        return dict(chain.from_iterable(one.items() for one in parts.comm.gather(own) or ()))
 
     def _whole(self, of: Callable[[Piece], Array]) -> dict[str, Array]:
         """Whole tensors by their names in the program, on rank 0."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from mpitrain.arrays import Array
 
-#: Mistakes that are planted: gradients times the number of ranks, some of them 0, a sample in the
-#: place of its neighbour, the second step with the weights of the first.
+#: Mistakes that are planted: gradients times the number of ranks and 1, some of them 0, a
+#: sample in the place of its neighbour, the second step with the weights of the first.
 MUTATIONS = ("scale", "drop", "repeat", "stale")
 
 
@@ -36,11 +36,12 @@ class Record:
     """A run.
 
     Attributes:
-        initial: parameters before the first step.
+        initial: parameters and running values before the first step, moved where the session says.
         steps: the steps.
         is_ours: whether the trainer gives samples, initial values and random numbers, which have to
             be the same in every layout.
         eps: relative distance of neighbouring numbers in the type that computes.
+        narrow: the largest such distance in a pass of torch, and the name of its type.
         draws: who draws random numbers in a pass, as the class of a module; empty: nobody.
         has_means: whether layers take means over samples, as batch norm does.
     """
@@ -49,6 +50,7 @@ class Record:
     steps: list[Recorded] = field(default_factory=list)
     is_ours: bool = False
     eps: float = 0.0
+    narrow: tuple[float, str] = (0.0, "")
     draws: str = ""
     has_means: bool = False
 
@@ -65,8 +67,10 @@ class Session:
         moved: part by which the initial parameters are moved.
         mutation: mistake that is planted; empty: none.
         save_at: step after which a checkpoint is written; 0: none.
+        save_to: folder for it, as a job's ``run.dir``.
         goes_on: whether the run goes on from the checkpoint.
         opened: functions that free what the run has made.
+        watch: what notes the steps of torch's optimisers; None: nothing does.
     """
 
     last: int
@@ -76,8 +80,10 @@ class Session:
     moved: float = 0.0
     mutation: str = ""
     save_at: int = 0
+    save_to: str = ""
     goes_on: bool = False
     opened: list[Callable[[], None]] = field(default_factory=list)
+    watch: Any = None
     record: Record = field(default_factory=Record)
 
     def move(self, flat: Any) -> None:

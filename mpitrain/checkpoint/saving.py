@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from mpitrain.training.parts import Parts
 from mpitrain import extras
 
+#: A run's checkpoints in its ``run.dir``.
+FOLDER = "checkpoints"
+
 
 def checkpoints(config: Config) -> Path:
     """The folder of a run's checkpoints."""
-    return Path(config.run.dir) / "checkpoints"
+    return Path(config.run.dir) / FOLDER
 
 
 def save(parts: "Parts", writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from collectives.commands import add_verbose, positive, rank_count
@@ -56,7 +57,7 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.virtual import script
     from mpitrain import trainer
     from mpitrain.certify.certificate import Certifier
-    from mpitrain.certify.compare import CODES, Judgement
+    from mpitrain.certify.compare import CODES, LEFT_OUT, Judgement
     from mpitrain.certify.loops import install
     from mpitrain.certify.record import MUTATIONS
     from mpitrain.config import ConfigError
@@ -76,6 +77,12 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
     if is_script:
         if not options.config.is_file():
             raise ConfigError(f"there is no file {options.config}")
+        if options.set:
+            raise ConfigError("--set is for jobs; a script gets the words behind --")
+        if find_spec("torch"):
+            from mpitrain.certify.scripts import install as install_torch
+
+            install_torch()
         install(trainer)
         program = script(options.config, *options.behind)
     else:
@@ -95,23 +102,22 @@ def run(comm: "Communicator", options: argparse.Namespace) -> int:
             verdict = note(words, "", found.certify(tables))
             for mistake in MUTATIONS if options.mutate and verdict == "PASS" else ():
                 note(words, mistake, found.certify(tables, mistake))
-    missed = [row for row in rows if row["mutation"] and row["verdict"] != "FAIL"]
+    missed = [r for r in rows if r["mutation"] and r["verdict"] not in ("FAIL", LEFT_OUT)]
     every = [row["verdict"] for row in rows if not row["mutation"]] + ["ABSTAIN"] * bool(missed)
     worst = max(every, key=list(CODES).index)
-    numbers = "float64" if found.is_double else "the program's own type"
 
     def tell() -> None:
-        print(f"{comm.size} ranks beside one process, in {numbers}")
+        print(f"{comm.size} ranks beside one process, in {found.numbers}")
         for row in rows:
             print("  ".join(filter(None, list(row.values())[:-1])))
         for row in rows:
             if not row["mutation"] and row["verdict"] != "PASS":
                 print(f"again: {row['repeat']}")
         if missed:
-            print("nothing is proved where a planted mistake passed")
+            print("nothing is proved: a planted mistake ends otherwise than in a FAIL")
         print(worst)
         if options.json:
-            told = {"verdict": worst, "ranks": comm.size, "numbers": numbers, "rows": rows}
+            told = {"verdict": worst, "ranks": comm.size, "numbers": found.numbers, "rows": rows}
             replace(options.json, json.dumps(told, indent=1) + "\n")
 
     by_rank_0(comm, tell, OSError, ConfigError)
@@ -129,7 +135,7 @@ def _scratch(stack: ExitStack) -> str:
 
 def _tables(words: str) -> dict[str, Any]:
     """The tables of a layout."""
-    from mpitrain.commands.plan import beside
+    from mpitrain.commands.beside import beside
     from mpitrain.config.reading import apply
 
     tables = dict[str, Any]()
@@ -145,10 +151,11 @@ def _job(comm: "Communicator", options: argparse.Namespace) -> Callable[[], None
     from mpitrain.commands import ranks
     from mpitrain.config import ConfigError
 
-    if options.behind:
-        raise ConfigError(
-            f"-- {shlex.join(options.behind)}: a job file takes no arguments; give --set before --"
-        )
+    if [word.removeprefix("--set=") for word in options.behind if word != "--set"] != (
+        options.set_behind
+    ):
+        raise ConfigError("behind -- a job takes --set alone; other flags stand before it")
+    options.set, options.behind = options.set + options.set_behind, ()
     config = ranks.load_once(comm, options)
     install(ranks)
 

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
@@ -10,10 +9,10 @@ from math import inf, prod
 import msgspec
 
 from mpitrain.auto_stages import auto_stages_on
+from mpitrain.commands.beside import beside
 from mpitrain.commands.machine import MOST_RANKS, machine
 from mpitrain.commands.steps import table
-from mpitrain.config import Config, ConfigError, Parallel, Server, load
-from mpitrain.config.numbers import toml
+from mpitrain.config import Config, ConfigError, Server, load
 from mpitrain.metrics.words import counted, digits, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.search.candidates import Candidate
@@ -29,11 +28,6 @@ from mpitrain.server.roles import roles
 
 #: Layers of a chunk that are all named.
 _LISTED = 8
-#: Keys of [parallel] that another layout does not take over from the job.
-_LAYOUT = (
-    "pipe", "tensor", "experts", "data", "replicas", "partition", "schedule", "chunks", "context",
-    "space", "sequence", "zero", "recompute",
-)  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -44,26 +38,6 @@ def run(options: argparse.Namespace) -> None:
     step_s = 1e-3 * options.step_ms if options.step_ms else None
     counts = bool(options.flops)
     print(explain(config, machine(options), others, is_counted=counts, step_s=step_s))
-
-
-def beside(words: str, option: str) -> list[str]:
-    """Overrides of a job file for a layout such as ``data=2,pipe=2``; other keys are left out.
-
-    A key is one of [parallel], or ``micro_batches``; ConfigError: it is another one, which the
-    error calls an ``option``'s.
-    """
-    usual = Parallel()
-    found = [f"parallel.{key}={toml(getattr(usual, key))}" for key in _LAYOUT]
-    for word in re.split(r"[,\s]+(?=[a-z_.]+\s*=)", words.strip()):
-        key = word.partition("=")[0].strip().removeprefix("parallel.")
-        if "=" not in word or "." in key:
-            raise ConfigError(
-                f"{option} takes keys of [parallel], or micro_batches, as in 'data=2,pipe=2', not "
-                f"{word!r}; the model, data and batch are the job's"
-            )
-        place = "train." if key == "micro_batches" else "parallel."
-        found.append(f"{place}{word.removeprefix('parallel.')}")
-    return found
 
 
 def explain(

@@ -47,6 +47,14 @@ def readers() -> Iterator[tuple[str, str, ReadBy]]:
                     yield table.name, field.name, note
 
 
+def defaults_of_readers(table: str, *keys: str) -> dict[str, Any]:
+    """Defaults of the keys of a table that are read with some values of these keys alone."""
+    usual = getattr(Config(), table)
+    return {
+        name: getattr(usual, name) for of, name, by in readers() if of == table and by.key in keys
+    }
+
+
 def as_read(job: Config, kinds: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Keys of a job by table; [own] names the parts of ``kinds`` that a program brings instead."""
     told: dict[str, dict[str, Any]] = msgspec.to_builtins(job)

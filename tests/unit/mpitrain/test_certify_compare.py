@@ -23,15 +23,13 @@ RIGHT = record()
 
 
 def verdict(found, ranks=4):
-    return judge(
-        RIGHT, limits(RIGHT, replace(record(moved=EPS), initial=RIGHT.initial)), found, ranks
-    )
+    return judge(RIGHT, limits(RIGHT, record(moved=EPS)), found, ranks)
 
 
 @pytest.mark.parametrize(
     ("found", "word", "said"),
     [
-        (record(moved=20 * EPS), "PASS", "2 steps"),
+        (record(moved=4 * EPS), "PASS", "2 steps"),
         (record(moved=200 * EPS, is_ours=True), "FAIL", "initial parameters a differs"),
         (record(moved=200 * EPS), "ABSTAIN", "initial parameters a differs"),
         (record(factor=4), "FAIL", "gradients of step 1 a is 4 of one process's: a mean over the"),
@@ -44,7 +42,7 @@ def verdict(found, ranks=4):
         (record(samples=(0, 0)), "FAIL", "1 of 2 are missing"),
         (record(samples=(0, 7)), "ABSTAIN", "the data differ: 1 of 2"),
         (record(samples=(0, 7), is_ours=True), "FAIL", "samples of step 1"),
-        (record(samples=(0, 0, 1, 1)), "PASS", "2 steps"),
+        (record(samples=(0, 0, 1, 1)), "PASS", "2 steps, each sample on 2 ranks"),
         (record(samples=(0, 0, 0, 1)), "FAIL", "1 of 4 are missing"),
         (record(samples=(0, 0, 1)), "ABSTAIN", "the data differ: 2 of 3"),
     ],
@@ -55,7 +53,32 @@ def test_a_verdict_names_what_differs_first(found, word, said):
     assert said in f"{got.where} {got.text}"
 
 
-@pytest.mark.parametrize("moved", [record(samples=(0, 2)), record(moved=EPS), record(loss=np.nan)])
+def test_a_small_tensor_has_a_limit_of_its_own():
+    """A difference that is nothing beside the largest gradient."""
+    small = [replace(s, gradients=s.gradients | {"c": s.gradients["a"] / 1e6}) for s in RIGHT.steps]
+    own = replace(RIGHT, steps=small)
+    wrong = [
+        replace(s, gradients=s.gradients | {"c": s.gradients["c"] * (1 + 1e-8)}) for s in small
+    ]
+    told = judge(own, limits(own, own), replace(own, steps=wrong), 4)
+    assert (told.verdict, told.where) == ("FAIL", "gradients of step 1")
+
+
+def test_what_rounding_hides_is_not_called_equal():
+    coarse = replace(RIGHT, eps=2.0**-7)
+    told = judge(coarse, limits(coarse, coarse), coarse, 4)
+    assert told.verdict == "ABSTAIN" and "1 of 1 tensors cannot be compared" in told.text
+
+
+def test_no_gradients_are_no_reference():
+    blind = replace(RIGHT, steps=[replace(RIGHT.steps[0], gradients={})])
+    with pytest.raises(Abstained, match="no gradient of step 1 is seen"):
+        limits(blind, blind)
+
+
+@pytest.mark.parametrize(
+    "moved", [record(samples=(0, 2)), record(moved=8 * EPS), record(loss=np.nan)]
+)
 def test_one_process_that_differs_from_itself_is_no_reference(moved):
     with pytest.raises(Abstained):
         limits(RIGHT, moved)

@@ -6,22 +6,14 @@ import torch
 from mpi4py import MPI
 
 from mpitrain import trainer
+from mpitrain.__main__ import main
 from mpitrain.adapters.torch.modules import stand_ins
 from mpitrain.certify.certificate import Certifier
 from mpitrain.certify.loops import install
-from mpitrain.certify.record import Session
-from mpitrain.certify.scripts import _TorchWatch
-from mpitrain.commands.arguments import parse
-from mpitrain.commands.certify import run
-from mpitrain.config import ConfigError
+from mpitrain.certify.record import HERE, MUTATIONS, Session
+from mpitrain.certify.watch import TorchWatch
 
 nn, F = torch.nn, torch.nn.functional
-
-
-def test_a_job_is_given_no_arguments():
-    options = parse(["certify", "digits", "--", "--set", "optim.lr=1"])
-    with pytest.raises(ConfigError, match=r"-- --set optim\.lr=1: a job file takes no arguments"):
-        run(MPI.COMM_SELF, options)
 
 
 class Noisy(nn.Linear):
@@ -39,7 +31,7 @@ class Noisy(nn.Linear):
 )
 def test_random_numbers_of_a_script_have_a_name(module, loss, who):
     session = Session(1, {}, is_double=False)
-    watch = _TorchWatch(session)
+    watch = TorchWatch(session)
     for _ in range(2):
         y = watch.call(type(module).__call__, module, torch.ones(4, 3))
         watch.backward(torch.autograd.backward, loss(y))
@@ -47,22 +39,194 @@ def test_random_numbers_of_a_script_have_a_name(module, loss, who):
     assert session.record.draws == who
 
 
-def test_running_values_of_batch_norm_are_compared(tmp_path, monkeypatch):
-    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(1))
-    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+def certified(folder, program, last=4, *, sees_torch):
+    """The verdict on a program whose layout is one process, too."""
+    found = Certifier(MPI.COMM_WORLD, program, str(folder), last, sees_torch=sees_torch)
+    told = found.refer()
+    return told if told.verdict != "PASS" else found.certify({})
 
+
+def trains(call, parameters, change=None, optimizer=None, kind=None):
+    """A loop of torch, in whose layout something changes the gradients."""
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1)).to(kind)
+    own = [*parameters]
+    optimizer = optimizer or torch.optim.Adam(own, lr=1e-2)
+    for rows in x.chunk(4):
+        optimizer.zero_grad()
+        F.mse_loss(call(rows), rows.sin().sum(1, keepdim=True)).backward()
+        for one in own if change and HERE.session.save_at else ():
+            change(one)
+        if change is kept:
+            KEPT.setdefault("clip", torch.nn.utils.clip_grad_norm_)(own, 1e-2)
+        optimizer.step()
+
+
+KEPT = {}  # as a helper module keeps what it imports
+
+
+def twice(one):
+    one.grad *= 2
+
+
+def kept(one):
+    twice(one)
+
+
+def nearly(one):
+    one.grad *= 1 + 1e-8
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def of(make, change=None, call=None, kind=None):
     def program():
-        parts = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
-        given = {"model": nn.Sequential(*parts), "train_data": data, "loss": F.mse_loss}
-        with trainer.Trainer(**given, batch_size=8, epochs=1, shadow=0) as made:
-            made.fit()
+        net = make()
+        trains(net if call is None else lambda x: call(net, x), net.parameters(), change, kind=kind)
 
+    return program
+
+
+def in_rows():
+    net = nn.Sequential(
+        nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 1)
+    )
+    net.places = nn.Parameter(torch.arange(3), requires_grad=False)
+    return net.to(memory_format=torch.channels_last)
+
+
+def raw():
+    w = nn.Parameter(torch.randn(1, 8))
+    torch.autograd.grad(outputs=w.sum(), inputs=w)
+    trains(lambda x: F.linear(x, w), [w], twice)
+
+
+def forgets_decay():
+    net, decay = mlp(), 0.0 if HERE.session.save_at else 0.01
+    trains(
+        net, net.parameters(), None, torch.optim.AdamW(net.parameters(), 5e-5, weight_decay=decay)
+    )
+
+
+def three():
+    a, b, c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+    trains(
+        lambda x: c(b(a(x))) + c(a(x).detach()), [*a.parameters(), *b.parameters(), *c.parameters()]
+    )
+
+
+def normed():
+    return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def half_followed():
+    net = normed()
+
+    def call(x):
+        y = net(x)
+        if HERE.session.save_at:
+            net[1].running_mean.data.mul_(0.5)
+        return y
+
+    trains(call, net.parameters())
+
+
+def in_single(net, x):
+    return net[2](net[:2](x).float().double())
+
+
+@pytest.mark.parametrize(
+    ("program", "word", "said"),
+    [
+        (of(mlp, twice), "FAIL", "gradients of step 1 0.weight is 2 of"),
+        (of(lambda: mlp().eval(), twice), "FAIL", "gradients of step 1 0.weight is 2 of"),
+        (of(mlp, kept), "FAIL", "gradients of step 1 0.weight is 2 of"),
+        (
+            raw,
+            "FAIL",
+            "parameter 0 of group 0 is 2 of one process's, samples of some steps are not",
+        ),
+        (of(mlp, nearly), "FAIL", "gradients of step 1"),
+        (of(mlp, nearly, lambda net, x: net.double()(x.float().double())), "FAIL", "gradients of"),
+        (
+            of(lambda: mlp().bfloat16(), kind=torch.bfloat16),
+            "ABSTAIN",
+            "tensors cannot be compared",
+        ),
+        (forgets_decay, "FAIL", "parameters after step 1"),
+        (half_followed, "FAIL", "parameters after step 1 1.running_mean is 1/2 of"),
+        (of(normed), "PASS", " 4 steps"),
+        (of(in_rows), "PASS", " 4 steps"),
+        (three, "PASS", " 4 steps"),
+        (of(mlp, None, lambda net, x: net[2](net[:2](x))), "PASS", " 4 steps"),
+    ],
+)
+def test_a_script_beside_itself(tmp_path, program, word, said):
     def seeded():
         torch.manual_seed(0)
         program()
 
+    told = certified(tmp_path, seeded, sees_torch=True)
+    assert told.verdict == word, told
+    assert said in f" {told.where} {told.text}"
+
+
+DATA = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+
+
+def fits(*parts, batch_size=8, **given):
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(DATA, DATA.sum(1, keepdim=True))
+    given |= {"train_data": data, "batch_size": batch_size, "epochs": 1, "shadow": 0}
+    with trainer.Trainer(model=nn.Sequential(*parts), loss=F.mse_loss, **given) as made:
+        made.fit()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"steps": 3}, "3 steps, and again from step 1 on"),
+        ({"steps": 1}, "1 step"),
+        ({"checkpoint": {"every": 1}}, "4 steps, and again from step 2 on"),
+        ({"checkpoint": {"every": 3, "background": False}}, "4 steps, and again from step 2 on"),
+        ({"compute": "float16", "loss_scale": 8.0}, "4 steps, and again from step 2 on"),
+    ],
+)
+def test_a_program_of_the_trainer_goes_on_from_half_of_its_steps(tmp_path, given, text):
     install(trainer)
-    found = Certifier(MPI.COMM_WORLD, seeded, str(tmp_path), 2, sees_torch=False)
+    told = certified(tmp_path, lambda: fits(nn.Linear(3, 1), **given), sees_torch=False)
+    assert told == ("PASS", "", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("digits_mlp", "--", "--set", "parallel.pip=2"), "pip"),
+        (("digits_mlp", "--", "--resume"), "behind -- a job takes --set alone"),
+        ((__file__, "--set", "parallel.pipe=2"), "--set is for jobs"),
+    ],
+)
+def test_what_is_given_is_read_or_refused(words, said, capfd):
+    assert main(["certify", *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_mistake_that_changes_nothing_is_left_out(tmp_path):
+    install(trainer)
+    program = lambda: fits(nn.Linear(3, 1), batch_size=1)  # noqa: E731
+    found = Certifier(MPI.COMM_WORLD, program, str(tmp_path), 1, sees_torch=False)
+    assert found.refer().verdict == found.certify({}).verdict == "PASS"
+    told = {mistake: found.certify({}, mistake).verdict for mistake in MUTATIONS}
+    assert told == {"scale": "FAIL", "drop": "FAIL", "repeat": "LEFT OUT", "stale": "LEFT OUT"}
+
+
+def test_running_values_of_batch_norm_are_compared(tmp_path, monkeypatch):
+    def program():
+        fits(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    install(trainer)
+    found = Certifier(MPI.COMM_WORLD, program, str(tmp_path), 2, sees_torch=False)
     assert found.refer().verdict == "PASS"
     assert found.certify({}).verdict == "PASS"
     usual = stand_ins.follow

@@ -224,6 +224,7 @@ def test_calls_and_latencies_are_paid_for_each_message():
 
 def test_layouts_stand_side_by_side(capsys):
     words = ["plan", "digits_mlp", "-n", "4", "--set", "train.batch_size=64", "--flops", "1e9"]
+    words += ["--set", "parallel.zero=3", "--set", "parallel.prefetch=false"]  # of its own layout
     assert main([*words, "--against", "data=2,pipe=2", "--against", "tensor=4 zero=0"]) == 0
     rows = capsys.readouterr().out.split("sent a rank  layout\n")[1].splitlines()
     assert [row.split("  ")[-1].split(",")[0] for row in rows] == [

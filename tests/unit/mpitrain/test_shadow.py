@@ -51,6 +51,10 @@ def plain():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
+def autocast():
+    return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
+
+
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
@@ -155,19 +159,32 @@ def test_what_another_check_finds_is_told_in_its_words(tmp_path):
         fitted(tmp_path, lambda: held(nn.BatchNorm1d(6)).double())
 
 
+def normed():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+NORMED = {"model": normed}
+HALF = {"model": autocast, "dtype": "float32"}
+DECAYS = {
+    "optimizer": lambda p: torch.optim.AdamW(p, lr=3e-4, weight_decay=0.01), "dtype": "float32"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("where", "name", "times", "words"),
+    ("where", "name", "times", "words", "given"),
     [
-        (TorchLayer, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean"),
-        (TorchLayer, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean"),
-        (TorchLoss, "_of", 3, "the loss is 3 times torch's"),
-        (TorchLoss, "_of", float("nan"), "the loss is nan, and .* in torch"),
-        (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's"),
-        (stand_ins, "follow", 0.5, "the new value of 1.running_mean is 1/2 of torch's"),
+        (TorchLayer, "backward", 0.5, "the gradient of 0.weight is 1/2 of torch's: a mean", {}),
+        (TorchLayer, "backward", 2, "the gradient of 0.weight is 2 times torch's: a mean", {}),
+        (TorchLoss, "_of", 3, "the loss is 3 times torch's", {}),
+        (TorchLoss, "_of", float("nan"), "the loss is nan, and .* in torch", {}),
+        (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's", {}),
+        (stand_ins, "follow", 0.5, "the new value of 1.running_mean is 1/2 of torch's", NORMED),
+        (TorchLayer, "backward", 0.5, "the gradient of .* torch's", HALF),
+        (TorchOptimizer, "made", 0.0, "the update of 0.weight is not torch's", DECAYS),
     ],
 )
 def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
-    tmp_path, monkeypatch, where, name, times, words
+    tmp_path, monkeypatch, where, name, times, words, given
 ):
     usual = getattr(where, name)
 
@@ -185,9 +202,14 @@ def test_a_fault_of_the_trainers_own_is_told_by_its_ratio(
     def follow(state, mean, squares, count, part):
         usual(state, mean, squares, count, part * times)
 
+    def made(self, parameter, rate):
+        own = usual(self, parameter, rate)
+        own.param_groups[0]["weight_decay"] *= times
+        return own
+
     monkeypatch.setattr(where, name, locals()[name])
     with pytest.raises(ConfigError, match=f"step 1: {words}"):
-        fitted(tmp_path, normed if name == "follow" else plain)
+        fitted(tmp_path, **given)
 
 
 def keeping(module, x):
@@ -226,10 +248,6 @@ def transposed():
     return module
 
 
-def autocast():
-    return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
-
-
 def again():
     inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
     checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
@@ -240,10 +258,6 @@ def noisy():
     return nn.Sequential(
         nn.Linear(6, 8), nn.Dropout(0.3), nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), nn.Linear(8, 1)
     )
-
-
-def normed():
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
 def counted(outputs, labels):
@@ -466,6 +480,24 @@ def test_a_comparison_that_takes_long_ends_with_a_line(tmp_path, caplog, monkeyp
     fitted(tmp_path)
     (told,) = lines(caplog)
     assert told.startswith("run.shadow: 1 step") and told.endswith("the others are left out")
+
+
+def test_a_step_that_is_left_out_ends_the_comparison(tmp_path, caplog, monkeypatch):
+    """Where a clock stands still, as under --virtual --costs."""
+    caplog.set_level(logging.INFO, "mpitrain")
+    monkeypatch.setattr(shadow, "perf_counter", lambda: 0.0)
+    shadows, usual = [], shadow.Shadow.__call__
+
+    def leaves_out(self, parts, batch):
+        shadows.append(self)
+        self._looks += len(shadows) == 4
+        usual(self, parts, batch)
+
+    monkeypatch.setattr(shadow.Shadow, "__call__", leaves_out)
+    fitted(tmp_path)
+    (told,) = lines(caplog)
+    assert "3 steps are as in plain torch" in told and told.endswith("the others are left out")
+    assert not hasattr(shadows[0], "_plain")
 
 
 def test_what_torch_cannot_take_either_is_told_with_the_type(tmp_path):

@@ -178,6 +178,8 @@ DRAWN = {
     "exponential": (lambda x: x.exponential_(2.0), 0.5, 0.5),
     "geometric": (lambda x: x.geometric_(0.25), 4.0, sqrt(0.75) / 0.25),
     "whole": (lambda x: x.random_(0, 10), 4.5, sqrt(99 / 12)),
+    "any whole": (lambda x: x.random_(), 2**52, 2**53 / sqrt(12)),
+    "any more": (lambda x: x.int().random_(2**30, None), 1.5 * 2**30, 2**30 / sqrt(12)),
     "log normal": (lambda x: x.log_normal_(0.0, 0.5).log_(), 0.0, 0.5),
     "choices": (lambda x: torch.multinomial(EITHER.expand(len(x), 3), 1), 1, 1),
     "several": (lambda x: torch.multinomial(EITHER, len(x), replacement=True), 1, 1),

@@ -48,7 +48,7 @@ class Distributions:
         if name not in _OF_OPEN and name not in _OTHERS:
             return None
         target = _target(given, operator)
-        if target.is_complex() or given.get("to", 0) is None:
+        if target.is_complex():
             return None
         return target.copy_(self._values(name, given, target))
 
@@ -71,8 +71,8 @@ class Distributions:
         if name == "randperm":
             return whole.argsort()
         low = given.get("low", given.get("from")) or 0
-        end = given["high"] if "high" in given else given["to"]
-        return low + whole % (end - low)
+        end = given.get("high", given.get("to"))
+        return low + whole % ((_end(target.dtype) if end is None else end) - low)
 
     def _dropout(self, given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
         x, p = given["input"], given["p"]
@@ -136,3 +136,10 @@ def _target(given: Arguments, name: str) -> torch.Tensor:
         both = [one for one in each if isinstance(one, torch.Tensor)]
         return torch.empty_like(torch.broadcast_tensors(*both)[0].contiguous(), **options)
     return torch.empty(size, **options)
+
+
+def _end(kind: torch.dtype) -> int:
+    """What follows the largest number of ``random_()``: up to it, a type has all whole numbers."""
+    if kind.is_floating_point:
+        return 2 ** (1 - int(log2(torch.finfo(kind).eps))) + 1
+    return 2 if kind == torch.bool else min(torch.iinfo(kind).max, 2**63 - 2) + 1

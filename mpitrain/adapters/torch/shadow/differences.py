@@ -11,8 +11,9 @@ import torch
 
 from mpitrain.adapters.torch.checks.probe import Tensors
 
-#: How much further apart than torch and torch with inputs moved by one ulp results may be.
-_TIMES = 64
+#: How much further apart than torch and torch with inputs moved by one ulp results may be; units in
+#: the last place by which one rounding of the narrowest type, or of an update, may move a number.
+_TIMES, _FEW = 64, 4
 _TINY = torch.finfo(torch.float64).tiny
 #: Likely causes.
 _IS_NO_MEAN = (
@@ -106,7 +107,9 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
         wanted: results of plain torch.
         moved: its results with inputs and parameters that are moved by one ulp.
     """
-    differ = partial(_differ, eps=torch.finfo(wanted.narrow).eps)
+    kinds = [one.dtype for one in wanted.gradients.values() if one is not None]
+    eps = torch.finfo(kinds[0] if kinds else torch.float64).eps
+    differ = partial(_differ, eps=eps, narrow=torch.finfo(wanted.narrow).eps)
     outputs = [*_pairs(found.outputs, wanted.outputs, moved.outputs)]
     is_mean = outputs and not any(
         ours.shape != own.shape or differ(ours, own, other, _most(own))
@@ -130,20 +133,34 @@ def first(found: Passed, wanted: Passed, moved: Passed) -> Difference | None:
 
 
 def first_parameter(found: Tensors, wanted: Tensors, before: Tensors) -> Difference | None:
-    """The first parameter that an update by the same gradients moves elsewhere."""
+    """The first parameter that an update by the same gradients moves elsewhere.
+
+    Both sides begin with the same numbers, so that each knows its own rounding.
+    """
     for name, ours, own, old in _pairs(found, wanted, before):
         by, right, eps = ours - old, own - old, torch.finfo(wanted[name].dtype).eps
-        if _differ(by, right, right, _most(own), eps):
+        far = (ours - own).abs() - _FEW * eps * torch.maximum(own.abs(), old.abs())
+        if not float(far.max()) <= eps**0.5 * _most(right):
             return Difference("the update", name, by, right, _UPDATE)
     return None
 
 
 def _differ(
-    ours: torch.Tensor, own: torch.Tensor, other: torch.Tensor, most: float, eps: float
+    ours: torch.Tensor,
+    own: torch.Tensor,
+    other: torch.Tensor,
+    most: float,
+    eps: float,
+    narrow: float,
 ) -> bool:
-    """Whether ours are not torch's own, by what its ``other`` ones and ``most`` say of rounding."""
+    """Whether ours are not torch's own.
+
+    Its ``other`` numbers and the largest one, ``most``, say what rounding by ``eps`` does; nothing
+    but ``most`` what it does in a ``narrow`` type, in which others would be the same.
+    """
     noise = _most((other - own).nan_to_num())
-    return not _most(ours - own) <= _TIMES * (noise + eps * most) + eps**0.5 * _most(own)
+    rounding = _TIMES * (noise + eps * most) + _FEW * narrow * most
+    return not _most(ours - own) <= rounding + narrow**0.5 * _most(own)
 
 
 def nudged(values: torch.Tensor) -> torch.Tensor:

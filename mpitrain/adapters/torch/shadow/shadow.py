@@ -95,8 +95,10 @@ class Shadow:
     def __call__(self, parts: Parts, batch: Batch) -> None:
         """Compare a step that is to come; ConfigError: the trainer would train something else."""
         self._looks += 1
-        if parts.steps_done + 1 != self._looks or self._is_off or not batch.held:
+        if self._is_off or not batch.held:
             return
+        if parts.steps_done + 1 != self._looks:  # a step was left out, or done before: none fits
+            return self._tell(is_last=False) if self._compared else self._end()
         begun = perf_counter()
         with kept_generators():
             try:
@@ -121,18 +123,22 @@ class Shadow:
                 why = "too few samples, or no finite loss"
                 log.warning("run.shadow: nothing was compared with plain torch: %s", why)
                 return self._end()
-            log.info(
-                "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
-                self._compared, " is" if self._compared == 1 else "s are", self._seconds,
-                "" if is_last else "; the others are left out",
-            )  # fmt: skip
-            self._end()
+            self._tell(is_last=is_last)
+
+    def _tell(self, *, is_last: bool) -> None:
+        """Say what was compared, and end."""
+        log.info(
+            "run.shadow: %d step%s as in plain torch, which took %.2g s to compare%s",
+            self._compared, " is" if self._compared == 1 else "s are", self._seconds,
+            "" if is_last else "; the others are left out",
+        )  # fmt: skip
+        self._end()
 
     def _count(self, batch: Batch) -> int:
         """Number of samples: once that of the batch, as code may go by it, if that is no burden."""
         if self._looks != 2 or not self._plain.saved:
             return FEW
-        times = min(available() / 4 / self._plain.saved, _SECONDS / 4 / self._seconds)
+        times = min(available() / 4 / self._plain.saved, _SECONDS / 4 / max(self._seconds, 1e-9))
         return max(FEW, min(len(batch.indices[0]), _MANY, int(FEW * times)))
 
     def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
