@@ -34,6 +34,7 @@ def test_a_job_passes_in_its_layouts_and_planted_mistakes_do_not(tmp_path):
     assert not [*tmp_path.glob(".certify-*")]
 
 
+@pytest.mark.slow
 def test_one_rank_alone_proves_nothing(tmp_path):
     found = certified(tmp_path, ROOT / "jobs" / "examples" / "digits_mlp.toml", status=4)
     (row,) = found["rows"]

@@ -152,7 +152,16 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("what", mostly_slow(ENDS, lambda what: what != "a status"))
+# One raised by a rank, in a thread, where nobody guards it, and one that ends without an error.
+COMMON = [
+    "an exception",
+    "in a thread",
+    "with no guard but the communicator itself",
+    "an exit where the others wait",
+]
+
+
+@pytest.mark.parametrize("what", mostly_slow(ENDS, COMMON))
 def test_the_trouble_of_one_rank_ends_the_job(tmp_path, what):
     body, status, said = ENDS[what]
     ended = job(tmp_path, body)
@@ -326,8 +335,8 @@ WAITS = {
 }
 
 
-# One wait each in MPI, in a plan and in shared memory.
-QUICK = {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
+# One wait each in a plan and in shared memory.
+QUICK = {("plan", "stopped"), ("shared", "busy")}
 
 
 @pytest.mark.parametrize(("call", "trouble"), mostly_slow(product(WAITS, STALLS), QUICK))

@@ -228,9 +228,10 @@ def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
 @pytest.mark.parametrize(
     ("right", "wrong", "status", "told"),
     [
-        ("batch_size=6", "batch_size=0", 2,
+        slow_case("batch_size=6", "batch_size=0", 2,
          "mpitrain: train.batch_size: expected a whole number >= 1, got 0 ({line})\n"),
-        ("batch_size", "batchsize", 2, " setting of a job; did you mean batch_size? ({line})\n"),
+        slow_case("batch_size", "batchsize", 2,
+         " setting of a job; did you mean batch_size? ({line})\n"),
         ("parts.steps_done", "parts.no_such_name", 1, "[all 2 ranks] Traceback"),
     ],
 )  # fmt: skip

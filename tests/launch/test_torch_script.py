@@ -116,6 +116,7 @@ def test_a_script_that_names_gloo_is_told_once_how_to_go_over_mpi(
     assert done.stderr.count(f"collectives.torch --replace gloo {tmp_path}/script.py") == told
 
 
+@pytest.mark.slow
 def test_a_script_that_names_nccl_without_a_gpu_is_told_how_to_go_over_mpi(tmp_path):
     done = started(tmp_path, '"nccl"', "")
     assert done.returncode

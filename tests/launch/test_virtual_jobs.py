@@ -61,7 +61,7 @@ def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):
 #: profiled micro-batch forward and backward.
 COSTED = [
     # Four micro-batches, of which each replica has the half, and one more to fill two stages.
-    (4, "parallel.pipe=2", (4 + 1) * 2 / 2),
+    slow_case(4, "parallel.pipe=2", (4 + 1) * 2 / 2),
     # Eight halves of micro-batches meet at the stage of one replica, and one fills the pipeline.
     slow_case(3, "parallel.replicas=[2,1]", (8 + 1) * 2 / 2),
     slow_case(2, "parallel.context=2", 4 * 4 / 2),
@@ -100,6 +100,7 @@ def test_costs_of_a_part_of_a_batch_on_stages_of_unequal_width(tmp_path):
         assert 8 * 0.01 < step["seconds"] < 1.02 * 8 * 0.01
 
 
+@pytest.mark.slow
 def test_costs_of_a_client_are_those_of_its_batch(tmp_path):
     """Each of two ranks trains a client, whose samples are one batch; then at twice the costs."""
     for rounds in (1, 2):
