@@ -118,6 +118,11 @@ class Contract:
         root = Member(0, size)
         return max(self.send_blocks(root), self.recv_blocks(root))
 
+    def least_bytes(self, size: int, nbytes: int) -> int:
+        """Bytes that each of ``size`` ranks sends at least, if the largest buffer has ``nbytes``;
+        where there is a root, a rank may send none."""
+        return 0 if self.rooted or size == 1 else round(self.traffic(size) * nbytes)
+
 
 def _nearly_all(size: int) -> float:
     return (size - 1) / size

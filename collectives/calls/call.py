@@ -100,9 +100,8 @@ class Call:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that the busiest rank sends by the algorithm that sends least."""
-        size = self.member.size
-        return round(self.contract.traffic(size) * self.nbytes) if size > 1 else 0
+        """Bytes that each rank sends at least, by any algorithm."""
+        return self.contract.least_bytes(self.member.size, self.nbytes)
 
     @property
     def known_nbytes(self) -> int:

@@ -17,6 +17,7 @@ from collectives.calls.call import Call
 from collectives.calls.fast_path import DTYPES, is_misread
 from collectives.calls.parse_call import expect_able, parse_call
 from collectives.calls.resources import Resources
+from collectives.contracts import Member, contract
 from collectives.errors import (
     CollectiveError,
     InvalidBuffer,
@@ -101,8 +102,14 @@ class Validator:
         return parse_call(arguments, "native", self.comm.rank, self.comm.size).arguments
 
     def least_bytes(self, arguments: Arguments) -> int:
-        """:attr:`Call.least_bytes` of a call that the MPI library carries out."""
-        return parse_call(arguments, "native", self.comm.rank, self.comm.size).least_bytes
+        """:attr:`Call.least_bytes` of a call that the MPI library carries out; 0 if it is not of a
+        plain array and equal blocks, as others would have to be parsed."""
+        received, size = arguments.recvbuf, self.comm.size
+        own = contract(arguments.collective)
+        if type(received) is not np.ndarray or arguments.vector or own.rooted:
+            return 0
+        parts = own.recv_blocks(Member(self.comm.rank, size))
+        return own.least_bytes(size, received.nbytes // parts * own.blocks(size))
 
     def agree(self, what: str) -> None:
         """With ``check``, all ranks raise unless all do the same."""

@@ -13,7 +13,8 @@ class Traffic:
         dense: bytes that vectors would have taken in the messages of sparse all-reduces.
         shared: bytes stored into other ranks' memory, or loaded from it, in the place of messages.
         native: collectives that were left to the MPI library, which does not say what it sends.
-        native_bytes: bytes that the busiest rank sends in them at least, by any algorithm.
+        native_bytes: bytes that each rank sends in them at least, by any algorithm; known of plans,
+            and of calls on plain arrays without a root.
     """
 
     messages: int = 0

@@ -215,12 +215,14 @@ class Comm(VirtualMessages):
 
     # Collectives of objects.
 
-    def _all(self, what: str, sendobj: Any, share: float = 1.0) -> list[Any]:
+    def _all(self, what: str, sendobj: Any, share: float = 1.0, root: int | None = None) -> Any:
+        """All objects, on the root alone if there is one."""
         every = self._meet(what, pickle.dumps(sendobj), lambda parts, _: parts, list, share)
-        return [pickle.loads(part) for part in every]
+        return [pickle.loads(part) for part in every] if root in (None, self.rank) else None
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        return self._all("allgather", sendobj)
+        found: list[Any] = self._all("allgather", sendobj)
+        return found
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         self._check(root)
@@ -230,8 +232,8 @@ class Comm(VirtualMessages):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         self._check(root)
-        every = self._all(f"gather to {root}", sendobj)
-        return every if self.rank == root else None
+        found: list[Any] | None = self._all(f"gather to {root}", sendobj, root=root)
+        return found
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         own, given = self.rank, self._one_for_each(sendobj)
@@ -251,17 +253,17 @@ class Comm(VirtualMessages):
             raise ValueError(f"expecting {self.size} items, got {len(found)}")
         return found
 
-    def _summed(self, what: str, sendobj: Any, trees: int = 1) -> list[Any]:
+    def _summed(self, what: str, sendobj: Any, trees: int = 1, root: int | None = None) -> Any:
         """All objects, whose sums go through binomial trees, one whole object in a round."""
-        return self._all(what, sendobj, trees * (self.size - 1).bit_length() / self.size)
+        return self._all(what, sendobj, trees * (self.size - 1).bit_length() / self.size, root)
 
     def allreduce(self, sendobj: Any, op: Any = library.SUM) -> Any:
         return joined(self._summed("allreduce", sendobj, 2), op)
 
     def reduce(self, sendobj: Any, op: Any = library.SUM, root: int = 0) -> Any:
         self._check(root)
-        found = self._summed(f"reduce to {root}", sendobj)
-        return joined(found, op) if self.rank == root else None
+        found = self._summed(f"reduce to {root}", sendobj, root=root)
+        return None if found is None else joined(found, op)
 
     def scan(self, sendobj: Any, op: Any = library.SUM) -> Any:
         return joined(self._summed("scan", sendobj)[: self.rank + 1], op)

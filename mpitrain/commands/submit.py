@@ -139,7 +139,7 @@ def directives(asked: JobRequest) -> dict[str, str]:
         if not given.strip("- ") or not given.isprintable():
             raise ConfigError(f"--directive {given!r}: one option in one line is needed")
         start, equals, value = _spelt(asked.scheduler, given.strip()).partition("=")
-        if start + equals in lines:
+        if start + equals in lines and start != "--signal":  # which only follows from --time
             raise ConfigError(f"--directive {given!r}: another option of submit says that already")
         lines[start + equals] = value
     return lines

@@ -127,5 +127,7 @@ def alike(path: Path, train: Samples, test: Samples, *, ignored: int | None = No
     if train.labels.dtype.kind == "f":
         return Dataset(train, test, 0)
     every = (train.labels, test.labels)
-    most = [int(labels.max(where=labels != ignored, initial=0)) for labels in every]
+    most = [
+        int(labels.max(where=ignored is None or labels != ignored, initial=0)) for labels in every
+    ]
     return Dataset(train, test, max(most) + 1)

@@ -130,7 +130,10 @@ def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:
                 tried.append(Tried(values[record.step - 1], record.loss, total / weight))
                 least = min(one.smoothed for one in tried)
                 if tried[-1].smoothed > least + _DIVERGED * abs(least):
-                    return tried, f"the loss had grown above its least by {_DIVERGED:g} times that"
+                    return (
+                        tried,
+                        f"the loss was above its least by more than {_DIVERGED:g} times its size",
+                    )
     except NonFinite as error:
         return tried, str(error).partition(";")[0]
     return tried, "all steps were done"

@@ -151,6 +151,24 @@ def test_collectives_of_the_library_take_the_time_of_what_a_rank_moves(messages,
     assert cluster.seconds == pytest.approx(2 * PORT.alpha + messages * SENT, rel=0.02)
 
 
+class Counted:
+    def __reduce__(self):
+        return Counted.made, ()
+
+    @staticmethod
+    def made():
+        COUNTED.append(COMM_WORLD.rank)
+
+
+COUNTED = []
+
+
+def test_the_root_alone_reads_the_objects_that_it_gathers():
+    COUNTED.clear()
+    run(4, lambda: COMM_WORLD.gather(Counted(), 2))
+    assert COUNTED == [2] * 4
+
+
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:

@@ -52,7 +52,8 @@ def test_a_run_ends_where_its_loss_has_risen_far_above_the_least(losses, steps):
 
     loop = SimpleNamespace(parts=parts, run_epoch=run_epoch)
     tried, why = _run(loop, losses)
-    assert (len(tried), why) == (steps, "the loss had grown above its least by 3 times that")
+    told = "the loss was above its least by more than 3 times its size"
+    assert (len(tried), why) == (steps, told)
 
 
 def test_the_short_job_sets_nothing_that_it_does_not_read():

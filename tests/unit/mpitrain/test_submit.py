@@ -169,6 +169,8 @@ def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
     assert "#SBATCH --signal=B:USR1@120\n" in out
     assert "#SBATCH --signal=B:USR1@60\n" in shown(capsys, job, "--time", "2")
+    own = shown(capsys, job, "--time", "2", "--directive", "signal=B:USR1@30")
+    assert "#SBATCH --signal=B:USR1@30\n" in own and "@60" not in own
     assert out.count("\n") <= 131 and not re.search("PBS|PJM|apptainer", out)
 
 
