@@ -147,7 +147,6 @@ class Counts(nn.Linear):
         super().__init__(*sizes)
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("places", torch.eye(2).to_sparse())
-        self.register_buffer("rows", torch.eye(2).to_sparse_csr())
         self.register_buffer("small", torch.ones(2).to(torch.float8_e4m3fn))
 
     def forward(self, x):
