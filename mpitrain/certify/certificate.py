@@ -103,8 +103,9 @@ class Certifier:
             time.sleep(0.05)  # another call would keep a core busy
         seen = run[0].narrow if run[0].narrow[0] > run[0].eps else (0.0, "")
         told = verdict, self.is_double, self._narrow if to.eps else seen, len(run[0].steps)
-        verdict, self.is_double, self._narrow, self._steps = self._comm.bcast(told)
+        verdict, *found = self._comm.bcast(told)
         if verdict.verdict == "PASS":
+            self.is_double, self._narrow, self._steps = found
             self._runs[to] = run
         return verdict
 
@@ -121,7 +122,7 @@ class Certifier:
         except Abstained:
             raise
         except Exception:  # some programs have numbers of one type alone
-            if not self.is_double:
+            if not self.is_double or self._runs:
                 raise
             self.is_double = False
             found = run(whole)
@@ -147,7 +148,7 @@ class Certifier:
             if mutation and by_rank_0(self._comm, lambda: is_same(found, self._latest), Exception):
                 return Judgement(LEFT_OUT, "", "it changes nothing here")
             verdict = self._judged(found, is_mutated=bool(mutation))
-            self._latest = self._latest if mutation else found
+            self._latest = self._latest if mutation or self._comm.rank else found
             if verdict.verdict != "PASS" or not (found.is_ours and half):
                 return verdict
             again = self._judged(self._run(layout, f"{place}-half", goes_on=True), half)

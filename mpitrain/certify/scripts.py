@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from collectives.torch import name_ranks, take_over
 from mpitrain.certify.record import HERE, Record, Session
-from mpitrain.certify.watch import TorchWatch
+from mpitrain.certify.watch import TorchWatch, note_type
 
 
 @functools.cache
@@ -71,9 +71,7 @@ def _note_types(record: Record, tensors: Any) -> None:
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
         for one in getattr(node, "_input_metadata", ()):
-            if one.dtype.is_floating_point:
-                told = torch.finfo(one.dtype).eps, str(one.dtype).removeprefix("torch.")
-                record.narrow = max(record.narrow, told)
+            note_type(record, one.dtype)
 
 
 @contextmanager
@@ -88,6 +86,7 @@ def watched(session: Session) -> Iterator[None]:
         stack.callback(torch.set_default_dtype, usual)
         torch.set_default_dtype(torch.float64 if session.is_double else usual)
         session.watch = TorchWatch(session)
+        stack.callback(setattr, session, "watch", None)  # a cycle would keep the model
         yield
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
+from inspect import signature
 from itertools import chain
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from mpitrain.arrays import Array
-from mpitrain.certify.record import Enough, Recorded, Session
+from mpitrain.certify.record import Enough, Record, Recorded, Session
 from mpitrain.data.generators import random_states
 
 #: Words that wrappers put into the names of parameters.
@@ -65,7 +66,13 @@ class TorchWatch:
         return self._noted(found, (args, named), not self._depth)
 
     def _noted(self, found: Any, given: Any, has_made: bool) -> Any:
-        """What a module has ``found``, whose memory holds no samples then."""
+        """What a module has ``found``, whose memory holds no samples then; note its types.
+
+        The graph of the loss lacks what a frozen module computes.
+        """
+        if not self._record.steps:
+            for one in filter(torch.is_tensor, tree_leaves(found)):
+                note_type(self._record, one.dtype)
         if has_made:
             self._made |= {*_storages(found)}.difference(_storages(given))
         return found
@@ -88,14 +95,13 @@ class TorchWatch:
         finally:
             self._is_backward = False
 
-    def load(
-        self, theirs: Any, loader: Any, data: Any, size: Any = 1, *args: Any, **named: Any
-    ) -> None:
+    def load(self, theirs: Any, loader: Any, *args: Any, **named: Any) -> None:
         """A loader, in the reference with the batches of all ranks."""
-        given = () if "batch_sampler" in named else (named.pop("batch_size", size),)
-        theirs(
-            loader, data, *(one and one * self._session.batches for one in given), *args, **named
-        )
+        given = signature(theirs).bind(loader, *args, **named)
+        size = given.arguments.get("batch_size", 1)
+        if size is not None and given.arguments.get("batch_sampler") is None:
+            given.arguments["batch_size"] = size * self._session.batches
+        theirs(*given.args, **given.kwargs)
 
     def add_group(self, theirs: Any, optimizer: Any, *args: Any, **named: Any) -> None:
         """An optimiser that gets parameters."""
@@ -140,11 +146,12 @@ class TorchWatch:
                 self._learn_one(name, one)
         places = {(id(part), key) for part, key in self._buffers.values()}
         for prefix, part in module.named_modules():
-            for key, one in part.named_buffers(recurse=False):
-                is_value = one.is_floating_point() and bool(torch.isfinite(one).all())
-                if is_value and (id(part), key) not in places:
+            if not isinstance(part, torch.nn.modules.batchnorm._NormBase):
+                continue  # another buffer may be a rank's own, as a count of its samples
+            for key, value in part.named_buffers(recurse=False):
+                if value.is_floating_point() and (id(part), key) not in places:
                     name = self._free(f"{prefix}.{key}")
-                    self._buffers[name], self._record.initial[name] = (part, key), _whole(one)
+                    self._buffers[name], self._record.initial[name] = (part, key), _whole(value)
 
     def _free(self, name: str) -> str:
         """A name that nothing has yet."""
@@ -199,6 +206,13 @@ class TorchWatch:
         for one in list(found.values())[:: 1 + (factor == 0)]:
             one.mul_(factor)
         self._gradients = {name: _whole(one) for name, one in found.items()}
+
+
+def note_type(record: Record, kind: torch.dtype) -> None:
+    """Note a type of numbers in a pass, if it is the narrowest one."""
+    if kind.is_floating_point:
+        told = torch.finfo(kind).eps, str(kind).removeprefix("torch.")
+        record.narrow = max(record.narrow, told)
 
 
 def _storages(values: Any) -> Iterator[StorageWeakRef]:

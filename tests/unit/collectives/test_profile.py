@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives.run import record
-from collectives.run.calls import named_bytes
+from collectives.run.calls import Watch, named_bytes
 from collectives.run.program import parse
 from collectives.run.record import CAME, WAITED, Kept, Recorder, Site
 from collectives.run.report import gains, write
@@ -86,6 +86,18 @@ def test_a_wait_has_a_late_message_though_its_call_began_earlier():
     sender = [Kept(-7, 3.0, 3.1, 0, CAME)]
     found = sampled([ran(5, sender), ran(5, receiver)])
     assert found[1] == [(0.0, 0.1, 0, 0.0, 1, -7), (1.0, 4.0, 0, 2.0, 0, -7)]
+
+
+def test_a_test_that_is_not_done_counts_no_message_of_an_old_status():
+    recorder, status, x = Recorder(), MPI.Status(), np.zeros(1)
+    comm = Watch(recorder).communicator(MPI.Intracomm)(MPI.COMM_SELF)
+    first, second = (comm.Irecv(np.zeros(1), MPI.ANY_SOURCE, MPI.ANY_TAG) for _ in range(2))
+    comm.Send(x, 0, 1)
+    first.Wait(status)
+    assert not second.Test(status)
+    comm.Send(x, 0, 1)
+    second.Wait(status)
+    assert len(recorder.kept) == 4  # two sends and two receives
 
 
 def test_a_site_waits_for_the_share_of_its_sample():

@@ -1,5 +1,8 @@
 """What ``mpitrain certify`` notes of runs, in one process."""
 
+import gc
+from weakref import ref
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +11,10 @@ from mpi4py import MPI
 from mpitrain import trainer
 from mpitrain.__main__ import main
 from mpitrain.adapters.torch.modules import stand_ins
-from mpitrain.certify.certificate import Certifier
+from mpitrain.certify.certificate import Certifier, _Reference
 from mpitrain.certify.loops import install
 from mpitrain.certify.record import HERE, MUTATIONS, Session
+from mpitrain.certify.scripts import watched
 from mpitrain.certify.watch import TorchWatch
 
 nn, F = torch.nn, torch.nn.functional
@@ -136,6 +140,32 @@ def in_single(net, x):
     return net[2](net[:2](x).float().double())
 
 
+class Counts(nn.Linear):
+    """Has buffers that need not be alike, or cannot be compared."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("places", torch.eye(2).to_sparse())
+        self.register_buffer("small", torch.ones(2).to(torch.float8_e4m3fn))
+
+    def forward(self, x):
+        self.seen += len(x) / (1 + bool(HERE.session.save_at))
+        return super().forward(x)
+
+
+class Widens(nn.Module):
+    def forward(self, x):
+        return x.double() * (1 + 2.0**-23 * bool(HERE.session.save_at))
+
+
+def frozen(net, x):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        y = nn.Sequential(nn.Linear(8, 8).float(), Widens())(x.float())
+    return net(y)
+
+
 @pytest.mark.parametrize(
     ("program", "word", "said"),
     [
@@ -157,6 +187,8 @@ def in_single(net, x):
         (forgets_decay, "FAIL", "parameters after step 1"),
         (half_followed, "FAIL", "parameters after step 1 1.running_mean is 1/2 of"),
         (of(normed), "PASS", " 4 steps"),
+        (of(lambda: Counts(8, 1)), "PASS", " 4 steps"),
+        (of(mlp, None, frozen), "PASS", "within what float32 in its passes allows"),
         (of(in_rows), "PASS", " 4 steps"),
         (three, "PASS", " 4 steps"),
         (of(mlp, None, lambda net, x: net[2](net[:2](x))), "PASS", " 4 steps"),
@@ -170,6 +202,58 @@ def test_a_script_beside_itself(tmp_path, program, word, said):
     told = certified(tmp_path, seeded, sees_torch=True)
     assert told.verdict == word, told
     assert said in f" {told.where} {told.text}"
+
+
+def test_a_reference_that_fails_changes_no_later_verdict(tmp_path):
+    def program():
+        torch.manual_seed(0)
+        assert HERE.session.batches == 1
+        of(mlp, None, in_single)()
+
+    found = Certifier(MPI.COMM_WORLD, program, str(tmp_path), 4, sees_torch=True)
+    assert found.refer().verdict == "PASS"
+    before = found.is_double, found._steps, found._narrow
+    assert before[:2] == (True, 4) and before[2][1] == "float32"
+    assert found.refer(_Reference(batches=2)).verdict == "ERROR"
+    assert (found.is_double, found._steps, found._narrow) == before
+
+
+def test_a_run_s_model_is_freed_at_its_end(tmp_path):
+    weights = []
+
+    def program():
+        torch.manual_seed(0)
+        net = mlp()
+        weights.append(ref(net[0].weight))
+        trains(net, net.parameters())
+
+    found = Certifier(MPI.COMM_WORLD, program, str(tmp_path), 2, sees_torch=True)
+    gc.disable()
+    try:
+        assert found.refer().verdict == "PASS"
+        assert [weight() for weight in weights] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("load", "size"),
+    [
+        (lambda data: torch.utils.data.DataLoader(dataset=data, batch_size=4), 8),
+        (lambda data: torch.utils.data.DataLoader(data, 4, batch_sampler=None), 8),
+        (lambda data: torch.utils.data.DataLoader(data), 2),
+        (lambda data: torch.utils.data.DataLoader(data, None), None),
+        (lambda data: torch.utils.data.DataLoader(data, batch_sampler=[[0]]), None),
+    ],
+)
+def test_loaders_of_the_reference_have_the_batches_of_all_ranks(load, size):
+    session = Session(1, {}, is_double=False, batches=2)
+    with watched(session):
+        HERE.session = session
+        try:
+            assert load(range(9)).batch_size == size
+        finally:
+            HERE.session = None
 
 
 DATA = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))

@@ -8,8 +8,11 @@ from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch import layers
 from mpitrain.adapters.torch.modules.cutting import cut
+from mpitrain.adapters.torch.modules.splits import Plan, Split
+from mpitrain.adapters.torch.modules.tensor_parallel import share
 from mpitrain.adapters.torch.modules.whole import trained
 from mpitrain.fields import joined
+from mpitrain.group import TensorGroup
 from mpitrain.nn import Context
 from tests.zoo.parts import Of
 
@@ -127,6 +130,27 @@ def test_a_module_is_cut_behind_some_of_its_modules():
     made = layers(module, ["body"], x.numpy())
     assert made["part1"].tied == {"shift": "part0.shift"}
     assert trained(module, made)["part1.head.1.bias"] is module.head[1].bias
+
+
+class Conv1D(nn.Module):
+    """A matrix as transformers has it."""
+
+    nf = 3
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+@pytest.mark.parametrize(("make", "word"), [(lambda: nn.Linear(2, 3), "input"), (Conv1D, "x")])
+def test_a_matrix_of_shared_rows_is_called_as_its_class_is(make, word):
+    module, x = nn.ModuleList([make()]), torch.randn(4, 2)
+    copy = share(module, Plan({"0": Split("rows")}), TensorGroup()).module[0]
+    assert torch.allclose(copy(**{word: x}), module[0](x))
+    assert torch.equal(copy(x), copy(**{word: x}))
 
 
 @pytest.mark.parametrize("cuts", ["encoder.layers", ["encoder.layers.1"], ["tok", "encoder"]])

@@ -79,9 +79,10 @@ class Region:
             self._entered[id(x)] = x, Summed.apply(x, self.group, self.xp, False, True)
         return (self._entered[id(x)][1], *others), {}
 
-    def leave(self, part: nn.Module, input: torch.Tensor) -> torch.Tensor:
+    def leave(self, part: nn.Module, *given: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """The result of a matrix whose rows are shared; the bias is added once."""
-        x, weight, bias = input, cast(Any, part.weight), cast(Any, part.bias)
+        (x,) = given or named.values()
+        weight, bias = cast(Any, part.weight), cast(Any, part.bias)
         term = F.linear(x, weight) if isinstance(part, nn.Linear) else x @ weight
         found: torch.Tensor = Summed.apply(term, self.group, self.xp, True, False)
         self._entered.clear()
