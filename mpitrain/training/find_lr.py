@@ -130,10 +130,8 @@ def _run(loop: Loop, values: Sequence[float]) -> tuple[list[Tried], str]:
                 tried.append(Tried(values[record.step - 1], record.loss, total / weight))
                 least = min(one.smoothed for one in tried)
                 if tried[-1].smoothed > least + _DIVERGED * abs(least):
-                    return (
-                        tried,
-                        f"the loss was above its least by more than {_DIVERGED:g} times its size",
-                    )
+                    times = f"{_DIVERGED:g} times its size"
+                    return tried, f"the loss was above its least by more than {times}"
     except NonFinite as error:
         return tried, str(error).partition(";")[0]
     return tried, "all steps were done"
