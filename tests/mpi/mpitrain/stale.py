@@ -120,7 +120,7 @@ class Simulation:
         }
         source = MicroBatches(
             held, batches, self.parts, self.model.loss, dtype=self.config.run.dtype,
-            labels_per_sample=self.data.labels_per_sample,
+            labels_per_sample=self.data.labels_per_sample, choices=self.model.choices,
         )  # fmt: skip
         losses, replicas = [], self.replicas
         sums = [{} for _ in range(self.stages)]
