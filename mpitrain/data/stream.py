@@ -109,7 +109,7 @@ class Streamed(OwnSamples):
     def first(self) -> Any:
         if not self.cursor.first:
             self._read(0)
-        return self.cursor.first[0]
+        return _copied(self.cursor.first[0])  # collate_fn may change it
 
     def _read(self, index: int) -> Any:
         if index == 0 and self.epoch < 0 and self.cursor.first:

@@ -37,6 +37,8 @@ def build(
             ranks cannot share the rows of their images.
     """
     group = group or TensorGroup()
+    # The ranks of a group share the columns of a gpt's scores; others' are whole before the loss.
+    columns = group if layers is None and config.model.kind == "gpt" else TensorGroup()
     if layers is None:
         layers = _layers(config, data, group, replicas or TensorGroup())
     elif group.size > 1:
@@ -50,8 +52,6 @@ def build(
             raise ConfigError(f"parallel.space: {error}") from error
     if config.parallel.recompute:
         layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
-    # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.
-    columns = group if config.model.kind == "gpt" else TensorGroup()
     return SequentialModel(layers, loss or objective.build(config.loss, data, columns), columns)
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import time
 from types import FrameType
 
@@ -76,11 +76,12 @@ def stop_flag(
     def hear(number: int, frame: FrameType | None) -> None:
         if speaks and not flag.reason:
             again = " (at a second one, at once)" if number == signal.SIGINT else ""
-            _tell(
-                f"mpitrain: {signal.Signals(number).name}: the ranks save this step and stop"
-                f"{again}; if they are killed before, a resumed run goes on from the newest "
-                "checkpoint\n"
-            )
+            with suppress(OSError):  # nobody may read stderr any more
+                _tell(
+                    f"mpitrain: {signal.Signals(number).name}: the ranks save this step and stop"
+                    f"{again}; if they are killed before, a resumed run goes on from the newest "
+                    "checkpoint\n"
+                )
         flag.hear(number, frame)
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)  # a second one interrupts

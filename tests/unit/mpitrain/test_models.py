@@ -2,6 +2,7 @@
 
 import tracemalloc
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,6 +45,18 @@ def test_a_gpt_has_one_table_for_both_ends():
     assert model.ties() == {"embedding.tokens.token": {"embedding", "head"}}
     table = initial["embedding"]["tokens.token"]
     np.testing.assert_array_equal(initial["head"]["scores.token"], table)
+
+
+class Split(nn.Linear):
+    def shared(self, group):
+        self.split = {"weight": 0}
+        return self
+
+
+def test_scores_of_a_programs_own_layers_are_whole_beside_any_kind():
+    config = Config(data=Data(name="text", context=6), model=Model(kind="gpt"))
+    ranks = SimpleNamespace(size=2, rank=0)
+    assert models.build(config, TEXT, ranks, layers={"own": Split(6, 11)}).group.size == 1
 
 
 def test_shapes_cost_no_memory():

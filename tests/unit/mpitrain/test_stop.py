@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
+from mpitrain.ranks import stop
 from mpitrain.ranks.stop import stop_flag
 
 
@@ -52,6 +53,16 @@ def test_signals_are_heard_and_given_back(name, capfd):
     finally:
         signal.signal(signal.SIGINT, former)
     assert capfd.readouterr().err.count(f"mpitrain: {name}: the ranks save this step and stop") == 1
+
+
+def test_a_signal_is_heard_where_nobody_reads_what_is_told(monkeypatch):
+    def tell(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(stop, "_tell", tell)
+    with stop_flag(100.0, environment={}) as flag:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.raised()
 
 
 def test_a_thread_beside_the_main_one_leaves_signals_alone():

@@ -88,6 +88,15 @@ def test_the_first_sample_stays_in_a_source_that_has_one_array(library):
     assert own[:1].inputs["x"].tolist() == [[1, 1]]
 
 
+def test_a_collate_in_place_leaves_the_first_sample():
+    own = Streamed(Reusing(np.zeros), np.float64, seed=3)
+    for _ in range(2):
+        first = own.first()
+        assert first[0]["x"].tolist() == [1, 1]
+        first[0]["x"] /= 2
+        first[0].pop("name")
+
+
 def test_what_can_begin_anywhere_reads_what_is_asked_for_alone():
     data, all_of = Seeking(), Noisy()
     read(data, 0, [4, 5, 9, 10])
