@@ -125,7 +125,7 @@ class Result:
 
     @property
     def contract(self) -> Contract | None:
-        """That of the collective; ``None`` for messages between pairs."""
+        """Contract of the collective; ``None`` for messages between pairs."""
         return CONTRACTS.get(self.collective.removesuffix("v"))
 
     @property

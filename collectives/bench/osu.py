@@ -34,7 +34,7 @@ def _size(r: Result) -> int:
 
 
 def _numbers(r: Result) -> dict[str, float]:
-    """What OSU's benchmark of this name measures, by the heads of its columns."""
+    """Numbers of OSU's benchmark of this name, by the heads of its columns."""
     if r.contract is None and r.collective != "latency":
         return {"Bandwidth(MB/s)": 1e3 * r.algbw}
     if r.contract is None:

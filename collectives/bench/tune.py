@@ -112,7 +112,7 @@ def tune(
 
 
 def cases(collective: str, lengths: list[int], size: int, repeats: int) -> list[Case]:
-    """What is measured at these sizes: blocks of one item or more, and of each number once."""
+    """Cases at these sizes: blocks of one item or more, each number of items once."""
     kind = np.dtype(np.float32)
     every = [Case(collective, nbytes, kind, "sum", [], repeats) for nbytes in lengths]
     found = {case.count(size): case for case in every}

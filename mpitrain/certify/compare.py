@@ -150,7 +150,7 @@ def _largest_of(arrays: Mapping[str, Array]) -> float:
 
 
 def _of_samples(right: Record, found: Record) -> list[str]:
-    """What is to be said of samples that do not differ."""
+    """Remarks on samples that do not differ."""
     if not all(step.samples for step in found.steps):
         return ["samples of some steps are not seen"]
     pairs = zip(right.steps, found.steps)

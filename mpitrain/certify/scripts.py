@@ -51,6 +51,8 @@ def _asking(theirs: Callable[..., Any], act: str) -> Callable[..., Any]:
 
 
 def _telling_types(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of autograd that notes the types of its graph before the first step."""
+
     @functools.wraps(theirs)
     def telling(*given: Any, **named: Any) -> Any:
         if HERE.session and not HERE.session.record.steps:

@@ -1,4 +1,4 @@
-"""What a script for ``torch.distributed`` computes in its steps, on one rank."""
+"""Record of the steps that a script for ``torch.distributed`` takes on one rank."""
 
 import re
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class TorchWatch:
         return self._noted(found, (args, named), not self._depth)
 
     def _noted(self, found: Any, given: Any, has_made: bool) -> Any:
-        """What a module has ``found``, whose memory holds no samples then; note its types.
+        """Result of a module; note its types, and its memory, which holds no samples then.
 
         The graph of the loss lacks what a frozen module computes.
         """

@@ -142,7 +142,7 @@ def _record(line: bytes) -> Record | Unknown:
 
 
 def _with_nan(told: Any, kind: Any) -> Any:
-    """What JSON tells of a value of type ``kind``, with nan for each null where it has a float."""
+    """Value of type ``kind`` as JSON has it, with nan for each null where it has a float."""
     if told is None and kind is float:
         return math.nan
     parts = get_args(kind)

@@ -139,7 +139,7 @@ def _target(given: Arguments, name: str) -> torch.Tensor:
 
 
 def _end(kind: torch.dtype) -> int:
-    """What follows the largest number of ``random_()``: up to it, a type has all whole numbers."""
+    """Bound of ``random_()``, one above its largest number: a type has all whole numbers below."""
     if kind.is_floating_point:
         return 2 ** (1 - int(log2(torch.finfo(kind).eps))) + 1
     return 2 if kind == torch.bool else min(torch.iinfo(kind).max, 2**63 - 2) + 1
