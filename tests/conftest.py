@@ -33,12 +33,12 @@ def pytest_make_collect_report():
     return report
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def scratch(monkeypatch):
     """A TMPDIR of the test's own.
 
     A launcher that is killed leaves its session folder there, named by its process number, and Open
-    MPI's next launcher of that number refuses to start.
+    MPI's next launcher of that number refuses to start ("The PMIx server's listener thread").
     """
     with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)

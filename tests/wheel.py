@@ -163,6 +163,7 @@ def use(work: Path, wheel: Path) -> None:
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mpitrain-wheel-") as folder:
+        os.environ["TMPDIR"] = folder  # what killed launchers leave in /tmp stops later ones
         try:
             names = tracked()
             sdist, wheel = build(Path(folder), names)

@@ -11,7 +11,6 @@ from tests.cluster.test_slurm import KINDS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("scratch"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.cluster.hosts import NoHosts, environment, hosts
 
-pytestmark = pytest.mark.usefixtures("scratch")
-
 RATE_MBIT = 100
 
 PROGRAM = """

@@ -16,10 +16,7 @@ from mpitrain.checkpoint.reader import CheckpointReader
 from tests.cluster.slurm import missing
 from tests.launch.programs import DIGITS, ROOT
 
-pytestmark = [
-    pytest.mark.usefixtures("scratch"),
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-]
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 #: SLURM's plugin loads the system's PMIx by this name.
 PMIX = ("pmix",) if glob.glob("/usr/lib*/libpmix.so") + glob.glob("/usr/lib/*/libpmix.so") else ()

@@ -14,7 +14,6 @@ from tests.launch.programs import needs_torch
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("scratch"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
     needs_torch,
 ]

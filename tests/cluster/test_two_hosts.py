@@ -7,8 +7,6 @@ import pytest
 
 from tests.cluster.hosts import NoHosts, environment, hosts
 
-pytestmark = pytest.mark.usefixtures("scratch")
-
 PROGRAM = """
 import numpy as np
 from mpi4py import MPI

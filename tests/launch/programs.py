@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 _BESIDE = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = os.environ.get("MPIEXEC") or (str(_BESIDE) if _BESIDE.exists() else "mpirun")
 MPITRAIN = (sys.executable, "-m", "mpitrain")
-scratch = pytest.mark.usefixtures("scratch")
 needs_launcher = pytest.mark.skipif(
     shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
 )

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from tests.launch.programs import ROOT, needs_launcher, needs_torch, run, scratch
+from tests.launch.programs import ROOT, needs_launcher, needs_torch, run
 
-pytestmark = scratch
 MISTAKES = {"scale", "drop", "repeat", "stale"}
 
 

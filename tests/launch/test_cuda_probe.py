@@ -37,7 +37,7 @@ def forgotten():
 
 
 @pytest.fixture
-def cupy(tmp_path, monkeypatch, scratch):
+def cupy(tmp_path, monkeypatch):
     (tmp_path / "cupy.py").write_text(CUPY)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
 
@@ -53,7 +53,7 @@ def test_a_rank_that_dies_takes_nobody_along(cupy, monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is here")
-def test_without_cupy(scratch):
+def test_without_cupy():
     works, seen = probe()
     assert not works and "No module named 'cupy'" in seen
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tests.launch import programs
-from tests.launch.programs import ROOT, needs_digits, needs_launcher, needs_torch, scratch
+from tests.launch.programs import ROOT, needs_digits, needs_launcher, needs_torch
 
 OWN = ROOT / "examples" / "own_algorithm.py"
 SCRIPTS = ROOT / "examples" / "pytorch"
 TRAINING = ("ddp", "fsdp2", "tensor_parallel", "huggingface")
 #: Numbers printed by two modules in turn with second derivatives, and by a loss of all ranks.
 EXACT = {"gan": 11, "contrastive": 5}
-pytestmark = [scratch, needs_launcher]
+pytestmark = needs_launcher
 
 
 def run(folder, ranks, *arguments):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cases import mostly_slow, slow_case
-from tests.launch.programs import DIGITS, needs_launcher, run, scratch
+from tests.launch.programs import DIGITS, needs_launcher, run
 from tests.processes import running
 
-pytestmark = [scratch, needs_launcher]
+pytestmark = needs_launcher
 PREAMBLE = """
     import os, signal, sys, time
     import numpy as np

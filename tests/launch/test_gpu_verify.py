@@ -8,7 +8,7 @@ from tests.gpu.check import Check, checks
 from tests.gpu.verify import line, main, run
 
 
-def test_a_few_checks_pass(scratch, tmp_path, capsys):
+def test_a_few_checks_pass(tmp_path, capsys):
     path = tmp_path / "gpu.json"
     assert main(["--dry-run", f"--json={path}", "--only=facts.memory", "--most-ranks=2"]) == 0
     told = [(one["check"], one["ranks"]) for one in json.loads(path.read_text())["outcomes"]]

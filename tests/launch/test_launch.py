@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.cases import slow_case
-from tests.launch.programs import MPITRAIN, ROOT, needs_launcher, run, scratch
+from tests.launch.programs import MPITRAIN, ROOT, needs_launcher, run
 
 EXAMPLES = ROOT / "jobs" / "examples"
-pytestmark = scratch
 
 
 def train(folder, *arguments, ranks=None):

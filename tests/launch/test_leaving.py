@@ -5,9 +5,9 @@ import time
 import pytest
 
 from tests.cases import slow_case
-from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.launch.programs import needs_launcher, needs_torch, run
 
-pytestmark = [scratch, needs_launcher, needs_torch]
+pytestmark = [needs_launcher, needs_torch]
 #: A rank raises at one place, once the trainer has been made where that place comes in fit().
 PROGRAM = """
 import sys, time

@@ -13,10 +13,10 @@ from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.layers import layer_costs
 from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import needs_digits, scratch
+from tests.launch.programs import needs_digits
 from tests.mpi.mpitrain.stale import simulated
 
-pytestmark = [scratch, needs_digits]
+pytestmark = needs_digits
 
 STEPS = 4
 #: As in VGG-16, convolutions do the work and linear layers have the parameters.

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from tests.cases import mostly_slow, slow_case
-from tests.launch.programs import needs_launcher, run, scratch
+from tests.launch.programs import needs_launcher, run
 
-pytestmark = [scratch, needs_launcher]
+pytestmark = needs_launcher
 #: A program that knows nothing of us, and takes mpi4py at its word.
 PROGRAM = """
 import atexit, copy, os, pickle, sys

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from tests.launch import programs
-from tests.launch.programs import ROOT, ended, needs_digits, scratch
+from tests.launch.programs import ROOT, ended, needs_digits
 from tests.processes import running
 
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
-pytestmark = [scratch, needs_digits]
+pytestmark = needs_digits
 
 
 def start(folder, *options, **variables):

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint.reader import CheckpointReader
-from tests.launch.programs import LAUNCHER, ROOT, scratch
+from tests.launch.programs import LAUNCHER, ROOT
 
 mpi4py.rc.initialize = False
 from mpi4py import MPI  # noqa: E402
 
-pytestmark = scratch
 ULFM = MPI.get_vendor()[0] == "Open MPI"
 needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 # Experimental, so that no other work waits for it: make test-full runs these.

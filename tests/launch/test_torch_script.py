@@ -8,9 +8,9 @@ import pytest
 from collectives.torch import NAME
 from collectives.torch.__main__ import main
 from collectives.torch.register import register
-from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.launch.programs import needs_launcher, needs_torch, run
 
-pytestmark = [scratch, needs_launcher, needs_torch]
+pytestmark = [needs_launcher, needs_torch]
 SCRIPT = """
 import os, sys
 import torch, torch.distributed as dist

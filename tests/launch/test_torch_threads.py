@@ -3,9 +3,9 @@
 import pytest
 
 from tests.cases import slow_case
-from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+from tests.launch.programs import needs_launcher, needs_torch, run
 
-pytestmark = [scratch, needs_launcher, needs_torch]
+pytestmark = [needs_launcher, needs_torch]
 SCRIPT = """
 import sys, threading
 import mpi4py

@@ -9,9 +9,9 @@ from mpitrain.commands.arguments import parse
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import needs_digits, needs_launcher, scratch
+from tests.launch.programs import needs_digits, needs_launcher
 
-pytestmark = [scratch, needs_digits]
+pytestmark = needs_digits
 SMALL = ("train.steps=3", "train.epochs=1")
 
 

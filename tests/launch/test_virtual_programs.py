@@ -4,7 +4,7 @@ import pytest
 
 from tests.cases import slow_case
 from tests.launch import programs
-from tests.launch.programs import needs_launcher, scratch
+from tests.launch.programs import needs_launcher
 
 PROGRAM = programs.ROOT / "tests" / "launch" / "drawn_mpi_program.py"
 #: Ranks, and the first draw and the one behind the last.
@@ -14,7 +14,6 @@ DRAWS = [
 ]
 
 
-@scratch
 @needs_launcher
 @pytest.mark.parametrize(("ranks", "first", "last"), DRAWS)
 def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, first, last):
@@ -54,7 +53,6 @@ for step in range(12):
 """
 
 
-@scratch
 def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM_OF_RANKS)
     (tmp_path / "imported_once.py").write_text(
@@ -70,7 +68,6 @@ def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     assert "Rank 2 is slow" in (tmp_path / "profile.html").read_text()
 
 
-@scratch
 def test_a_module_that_waits_while_it_is_imported_is_named(tmp_path):
     (tmp_path / "talks.py").write_text("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n")
     (tmp_path / "program.py").write_text("import talks\n")
@@ -79,7 +76,6 @@ def test_a_module_that_waits_while_it_is_imported_is_named(tmp_path):
     assert "the module talks waits for other ranks while it is imported, and " in done.stderr
 
 
-@scratch
 @pytest.mark.parametrize("code", [0, 3])
 def test_abort_of_a_rank_ends_all_ranks(tmp_path, code):
     (tmp_path / "program.py").write_text(
@@ -91,7 +87,6 @@ def test_abort_of_a_rank_ends_all_ranks(tmp_path, code):
     assert f"virtual rank 0 calls Abort({code}): all end" in done.stderr
 
 
-@scratch
 def test_a_thread_that_is_no_rank_ends_all_ranks(tmp_path):
     (tmp_path / "program.py").write_text(
         "import threading\nfrom mpi4py import MPI\nend = threading.Event()\n"

@@ -19,10 +19,8 @@ from collectives.torch.__main__ import main as torch_main
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.trainer import Trainer
 from tests.cases import slow_case
-from tests.launch.programs import ROOT, scratch
+from tests.launch.programs import ROOT
 from tests.unit.collectives.test_launchers import TOLD
-
-pytestmark = scratch
 
 
 def a_sum():

@@ -29,6 +29,11 @@ def pytest_collection_modifyitems(items):
                 item.add_marker("slow")
 
 
+@pytest.fixture(autouse=True)
+def scratch():
+    """Ranks, which start no launcher, keep the TMPDIR that they have in common."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """Failures on a rank are printed at once: others may wait in the test for ever."""
