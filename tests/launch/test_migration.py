@@ -9,7 +9,7 @@ from tests.launch.programs import needs_torch
 from tests.launch.programs import run as started
 from tests.launch.test_examples import ROOT, pytestmark, run
 
-pytestmark = [*pytestmark, pytest.mark.slow, needs_torch]
+pytestmark = [pytestmark, pytest.mark.slow, needs_torch]
 PAGE = ROOT / "docs" / "from-torch.md"
 
 
