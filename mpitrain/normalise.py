@@ -99,7 +99,8 @@ def normalise(
     job = _with_names(job, named, given)
     in_place_of = {"own.model": given.model, "own.data": train and train.data}
     kinds = {key: name_of(one) for key, one in in_place_of.items() if one is not None}
-    expect_read(job, Brought(kinds, config or Config()))
+    brought = Brought(kinds, config or Config())
+    together(comm, lambda: expect_read(job, brought), ConfigError)
     has = {key: getattr(given, key) is not None for key in ("train_data", "test_data")}
     besides = options | user_objects.kinds(module) | has | {"classes": given.classes}
     expect_same_job(comm, job, besides)

@@ -172,7 +172,9 @@ class Copies(Calls):
 
     def _items(self, which: str, tensor: torch.Tensor, splits: list[int]) -> list[int]:
         """Items of each rank's block of rows of a tensor."""
-        rows, size = tensor.size(0) if tensor.dim() else 0, self._size
+        if not tensor.dim():
+            raise ValueError(f"all_to_all_single divides rows, and the {which} is one number")
+        rows, size = len(tensor), self._size
         if not splits and rows % size:
             raise ValueError(
                 f"Tensor's dim 0 does not divide equally across group size: {rows} rows of the "

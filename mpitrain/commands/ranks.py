@@ -179,6 +179,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
     config = replace(load_once(comm, options), server=Server(), sync=Sync())
+    if not config.federated.clients:
+        config = replace(config, own=replace(config.own, clients=""))
     with loop_of_job(comm, config) as loop:
         found = resume(loop.parts)
         if found is None:

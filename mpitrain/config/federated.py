@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.numbers import Count, NonNegative, Part, Positive, Whole
+from mpitrain.config.numbers import Count, NonNegative, Part, Positive, ReadBy, Whole
+
+#: A note on keys that only a job with clients reads.
+_OF_CLIENTS = ReadBy("clients")
 
 
 class Federated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,32 +72,32 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     clients: Whole = 0
-    rounds: Count = 10
-    split: Literal["iid", "dirichlet", "labels", "own"] = "iid"
-    alpha: Annotated[float, Meta(gt=0, le=1e9)] = 0.5
-    labels: Count = 2
-    sample: Whole = 0
-    take: Whole = 0
-    scheme: Literal["weighted", "sampled"] = "weighted"
-    weigh: Literal["samples", "work"] = "samples"
-    prox: NonNegative = 0.0
-    prox_step: NonNegative = 0.0
-    spread: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    bandwidth: NonNegative = 0.0
-    deadline: NonNegative = 0.0
-    dropout: Part = 0.0
-    server: Literal["sgd", "adam", "lamb"] = "sgd"
-    server_lr: Positive = 1.0
-    server_momentum: Part = 0.0
-    server_beta1: Part = 0.9
-    server_beta2: Part = 0.99
-    server_epsilon: Positive = 1e-3
-    rotate: bool = False
-    kept: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    bits: Annotated[int, Meta(ge=0, le=24)] = 0
-    clip: NonNegative = 0.0
-    secure: bool = False
-    threshold: Annotated[float, Meta(gt=0.5, le=1)] = 2 / 3
+    rounds: Annotated[Count, _OF_CLIENTS] = 10
+    split: Annotated[Literal["iid", "dirichlet", "labels", "own"], _OF_CLIENTS] = "iid"
+    alpha: Annotated[float, Meta(gt=0, le=1e9), ReadBy("split", "dirichlet")] = 0.5
+    labels: Annotated[Count, ReadBy("split", "labels")] = 2
+    sample: Annotated[Whole, _OF_CLIENTS] = 0
+    take: Annotated[Whole, _OF_CLIENTS] = 0
+    scheme: Annotated[Literal["weighted", "sampled"], _OF_CLIENTS] = "weighted"
+    weigh: Annotated[Literal["samples", "work"], _OF_CLIENTS] = "samples"
+    prox: Annotated[NonNegative, _OF_CLIENTS] = 0.0
+    prox_step: Annotated[NonNegative, _OF_CLIENTS] = 0.0
+    spread: Annotated[float, Meta(ge=0, le=100), _OF_CLIENTS] = 0.0
+    bandwidth: Annotated[NonNegative, _OF_CLIENTS] = 0.0
+    deadline: Annotated[NonNegative, _OF_CLIENTS] = 0.0
+    dropout: Annotated[Part, _OF_CLIENTS] = 0.0
+    server: Annotated[Literal["sgd", "adam", "lamb"], _OF_CLIENTS] = "sgd"
+    server_lr: Annotated[Positive, _OF_CLIENTS] = 1.0
+    server_momentum: Annotated[Part, ReadBy("server", "sgd")] = 0.0
+    server_beta1: Annotated[Part, ReadBy("server", "adam", "lamb")] = 0.9
+    server_beta2: Annotated[Part, ReadBy("server", "adam", "lamb")] = 0.99
+    server_epsilon: Annotated[Positive, ReadBy("server", "adam", "lamb")] = 1e-3
+    rotate: Annotated[bool, _OF_CLIENTS] = False
+    kept: Annotated[float, Meta(gt=0, le=1), _OF_CLIENTS] = 1.0
+    bits: Annotated[int, Meta(ge=0, le=24), _OF_CLIENTS] = 0
+    clip: Annotated[NonNegative, _OF_CLIENTS] = 0.0
+    secure: Annotated[bool, _OF_CLIENTS] = False
+    threshold: Annotated[float, Meta(gt=0.5, le=1), ReadBy("secure", True)] = 2 / 3
 
     @property
     def asked(self) -> int:

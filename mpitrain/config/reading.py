@@ -119,6 +119,8 @@ def _given(tables: Any, place: str) -> Any:
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:
     """The job with some settings: keys that one table alone has, or tables.
 
+    Whether something reads them is for :func:`expect_read`, with what a program brings.
+
     Raises:
         SettingError: for a keyword that is none of them.
         ConfigError: for a value that cannot be.
@@ -145,9 +147,7 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
             raise SettingError(f"{name} is no setting of a job{nearest}")
-    job = converted(tables, Config)
-    expect_read(job)
-    return job
+    return converted(tables, Config)
 
 
 def expect_job(config: object) -> None:

@@ -42,13 +42,13 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     bound: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"], ReadBy("hogwild", False)
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"], ReadBy("ranks")
     ] = 3
-    quorum: Annotated[float, Meta(gt=0, le=1), ReadBy("hogwild", False)] = 1.0
-    groups: Annotated[int, Meta(ge=0, le=2**31 - 1), ReadBy("hogwild", False)] = 0
-    fetch: Annotated[Count, ReadBy("hogwild", False)] = 1
-    push: Annotated[Count, ReadBy("hogwild", False)] = 1
-    correct: Annotated[Literal["none", "predict"], ReadBy("hogwild", False)] = "none"
+    quorum: Annotated[float, Meta(gt=0, le=1), ReadBy("ranks")] = 1.0
+    groups: Annotated[int, Meta(ge=0, le=2**31 - 1), ReadBy("ranks")] = 0
+    fetch: Annotated[Count, ReadBy("ranks")] = 1
+    push: Annotated[Count, ReadBy("ranks")] = 1
+    correct: Annotated[Literal["none", "predict"], ReadBy("ranks")] = "none"
     window: Count = 64
     hogwild: bool | Literal["tables"] = False
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mpitrain import extras
 from mpitrain.config.numbers import ReadBy
 from mpitrain.config.tables import Tables
 from mpitrain.config.validation import Config
@@ -89,11 +90,22 @@ def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
             way = "leave it out" if values else f"set {by}, or leave it out"
             hint = f", or set {name} = {default!r}" if values and default else ""
             yield key, f"{who} does not read it{others}; {way}{hint}"
+    if "own.model" not in brought.kinds and not job.own.model:
+        for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
+            if (job.model.kind == kind) != (job.data.name in names):
+                yield "model.kind", f"a {job.model.kind} cannot be trained on {job.data.name}"
     if job.optim.schedule == "step" and not job.optim.milestones:
         yield (
             "optim.milestones",
             "optim.schedule = 'step' multiplies the rate at these epochs, and there are none; "
             "give some, as [15, 25], or set schedule = 'constant'",
+        )
+    codec = job.compress.codec
+    is_read = job.compress.sparse == usual.compress.sparse or codec == "none"
+    if not is_read and "sparse" not in extras.features(job):
+        yield (
+            "compress.sparse",
+            f"compress.codec = {codec!r} does not read it, 'topk' and 'dgc' do; leave it out",
         )
     watches = job.evaluate.patience or job.own.schedule  # which may follow tests
     if job.evaluate.watch != usual.evaluate.watch and not watches:

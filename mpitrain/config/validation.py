@@ -143,9 +143,6 @@ def _model(job: Tables) -> Faults:
             f"{p.tensor} ranks cannot share {context} positions; take a data.context that "
             f"{p.tensor} divides, or set sequence = false",
         )
-    for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
-        if (m.kind == kind) != (job.data.name in names):
-            yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why

@@ -111,9 +111,15 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
     }
     if is_stream(dataset):
         if loader is not data:
-            found["data"] = Stream(dataset, len(data))
+            starting_at = getattr(data, "starting_at", None)
+            found["data"] = Stream(dataset, len(data), starting_at=starting_at)
         found["workers"] = min(1, loader.num_workers)
         return Taken(**found | {"shuffles": False})
+    if loader is not data and len(data) != len(dataset):
+        raise DataError(
+            f"{what}: Stream of {len(data)} samples, and its DataLoader's data set has "
+            f"{len(dataset)} by number; give the DataLoader itself, over a Subset"
+        )
     if type(batches) is not utils.BatchSampler:
         return Taken(**found | _own_batches(what, batches, len(dataset)))
     # A DataLoader that was given its batch sampler says neither of these.
@@ -146,20 +152,20 @@ def _own_batches(what: str, batches: Any, samples: int) -> dict[str, Any]:
         _expect_undivided(what, one)
     _length(what, batches)
     order = OwnOrder(samples, 1, 0, given=batches, gives_batches=True, indices=samples)
-    if not order.steps_per_epoch:
-        raise DataError(f"{what}: {type(batches).__name__} gives no batch; let batches be smaller")
     most = max(map(len, order.batches(0)))
     return {"order": batches, "gives_batches": True, "drop_last": False, "batch_size": most}
 
 
 def _length(what: str, sampler: Any) -> None:
     try:
-        len(sampler)
+        length = len(sampler)
     except Exception as error:  # whatever a program's own function raises
         raise DataError(
             f"{what}: {type(sampler).__name__} has no length, from which epochs, rates and resumed "
             f"runs follow ({words(error)}); give it __len__"
         ) from error
+    if not length:
+        raise DataError(f"{what}: {type(sampler).__name__} is empty; let it give samples")
 
 
 def _expect_undivided(what: str, sampler: Any) -> None:

@@ -83,7 +83,8 @@ class Routing:
             return xp.ones((samples, positions, top), bool)
         rows = is_chosen_NTKX.reshape(samples, positions * top, experts)
         taken = (rows.cumsum(axis=1) * rows).sum(axis=-1)  # 1 for the first row of an expert
-        most = ceil(self.capacity * top * positions / experts)
+        # Rounding errors do not count: 1.1 times 10 rows are 11.
+        most = ceil(round(self.capacity * top * positions / experts, 9))
         return (taken <= most).reshape(samples, positions, top)
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from operator import index
 from typing import Any
 
 import msgspec
@@ -95,10 +97,10 @@ def _plain(value: Any) -> object:
         return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    with suppress(TypeError, RuntimeError):
+        return index(value)  # exact, where a float has 53 bits
     try:
         number = float(value)  # also NumPy's numbers and tensors of one number
-    except OverflowError:
-        return int(value)
     except (TypeError, ValueError, RuntimeError):
         return type(value).__name__
-    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
+    return int(number) if number.is_integer() else number

@@ -133,6 +133,8 @@ class ServedLoop(Loop):
         roles = members.roles
         if not parts.config.server.synchronous:
             parts.updates_per_step = roles.groups
+            # A step has a push of each group in every server.push clocks, and keeps as much.
+            parts.updater.decay **= parts.config.server.push / roles.groups
         if parts.state or parts.model.mixes:
             expect(parts.config, "batch-norm")
         layout = Layout((roles.workers,))
@@ -173,7 +175,8 @@ class ServedLoop(Loop):
         own = together(parts.comm, act, DataError, NonFinite, ConfigError)
         own.seconds = parts.account.lap()
         is_worker = own.pushes is None
-        pulling = {self._members.roles.server(0): own.pulling} if is_worker else {}
+        roles = self._members.roles
+        pulling = {roles.server(0): own.pulling} if is_worker and roles.servers else {}
         parts.account.add(own.seconds, own.pushing, pulling)
         with parts.span("meet", "communicate"):
             parts.refresh()

@@ -229,6 +229,7 @@ def test_a_storage_can_be_resized_afterwards(items):
         (lambda n: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "make it dense"),
         (lambda n: dist.all_gather([torch.empty(3)] * n, torch.ones(2)), "does not fit"),
         (lambda n: dist.all_to_all_single(torch.empty(n), torch.ones(2 * n)), "does not fit"),
+        (lambda n: dist.all_to_all_single(torch.ones(()), torch.ones(())), "input is one number"),
         (lambda n: dist.all_to_all([torch.empty(3)] * n, [torch.ones(2)] * n), "does not fit"),
         (lambda n: dist.reduce_scatter(torch.empty(2), [torch.ones(2)] * (n + 1)), "one a rank"),
         (lambda n: dist.all_reduce(torch.ones(2).int(), dist._make_nccl_premul_sum(0.5)), "factor"),

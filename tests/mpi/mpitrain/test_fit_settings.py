@@ -191,6 +191,21 @@ def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):
         assert trainer.config.data.test_fraction == 0.5
 
 
+def test_a_module_reads_text_that_a_job_names(comm, folder):
+    if comm.rank == 0:
+        (folder / "text").write_text("the quick brown fox " * 30)
+    comm.Barrier()
+    text = {"name": "text", "path": str(folder / "text"), "context": 8}
+
+    def model():
+        return torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16))
+
+    given = {"model": model, "data": text, "optim": {"name": "adam", "lr": 0.05}}
+    with mpitrain.Trainer(comm, **given, batch_size=8, dir=str(folder / "run")) as trainer:
+        losses = [test.test_loss for test in trainer.fit()]
+    assert losses[-1] < 0.5 * losses[0]
+
+
 @pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
 def test_what_a_job_names_of_ones_own_is_not_left_out(comm, folder, key):
     job = Config(own=Own(**{key: "mine.py:name"}))

@@ -43,6 +43,8 @@ def without(config):
 def trained(comm, config, **given):
     with start(comm, config, **given) as trainer:
         records = to_the_end(trainer)
+        times = trainer.parts.account.times(trainer.parts.grid.place)
+        assert all(rank < trainer.parts.comm.size for one in times.ranks for rank in one.waiting)
         return whole(comm, trainer), records
 
 

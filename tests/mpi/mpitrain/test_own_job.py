@@ -83,7 +83,9 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
     with mpitrain.Trainer(comm, config, **brought(config.own)) as trainer:
         tests = trainer.fit()
     capfd.readouterr()
-    assert run(["eval", str(job)]) == 0
+    # Clients have no part in a test.
+    clients = ["own.clients=a.py:b", "sync.kind=local", "sync.split=own"]
+    assert run(["eval", str(job), *(word for one in clients for word in ("--set", one))]) == 0
     told = capfd.readouterr().out
     if comm.rank == 0:
         assert last(folder)["metrics"] == tests[-1].metrics

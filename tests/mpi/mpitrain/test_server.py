@@ -286,6 +286,14 @@ def test_bytes_are_those_of_the_messages(comm, folder, codec):
         assert record.served.pushed_bytes == workers * (pushed + 128 * servers) + ends
 
 
+@pytest.mark.parametrize("own", [dict(push=1), dict(push=3, bound="none")], ids=str)
+def test_an_average_keeps_as_much_in_a_step_as_without_servers(comm, own):
+    config = job(optim=Optim(average=0.9), ranks=1, **own)
+    with start(comm, config) as trainer:
+        pushes = (RANKS - 1) / config.server.push
+        assert trainer.parts.updater.decay**pushes == pytest.approx(0.9)
+
+
 @slow
 def test_an_asynchronous_run_goes_on_with_other_servers(comm, folder):
     half = job(folder / "halves", every=4, ranks=SERVERS[-1], bound=2, optim=OPTIMS["adam"])

@@ -242,6 +242,10 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["data.rows=9"], "data.rows: data.name = 'digits' does not read it, 'clicks' does"),
         (["data.context=9"], "data.context: data.name = 'digits' does not read it, 'text' and"),
         (["own.classes=9"], "own.classes: own.data = '' does not read it; set own.data"),
+        (["compress.codec=int8", "compress.sparse=pruned_ring"], "compress.sparse: compress.codec"),
+        (["federated.prox=0.1"], "federated.prox: federated.clients = 0 does not read it; set"),
+        (["federated.clients=2", "federated.alpha=0.1"], "split = 'iid' does not read it, 'dirich"),
+        (["server.bound=0"], "server.bound: server.ranks = 0 does not read it; set server.ranks"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )

@@ -80,6 +80,12 @@ def test_positions_go_through_their_experts(rules):
     assert (dropped > 0) == (rules["capacity"] > 0)
 
 
+def test_rounding_errors_make_no_room():
+    layer = mixture(experts=1, top=1, capacity=0.07)  # times 100 is 7.000000000000001
+    y, _ = layer.forward(drawn(layer)[0], np.ones((1, 100, 6)), Context())
+    assert np.any(y != 0, axis=-1).sum() == 7
+
+
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_gradients_are_finite_differences_with_the_losses(rules):
     layer = mixture(balance=0.3, router_z=0.2, **rules)

@@ -59,6 +59,9 @@ def test_a_sampler_gives_its_own_samples(sampler, drop_last, sizes, distinct):
         (Filtered(range(50), 8), r"Filtered has its own _get_iterator\(\)"),
         (Shifted(InTurn(), 8), "Shifted has its own"),
         (Stream(Shifted(InTurn(), 8), 50), "Shifted has its own"),
+        (Stream(utils.DataLoader(range(50), 8), 20), "of 20 samples, .* data set has 50 by number"),
+        (utils.DataLoader(range(50), 8, sampler=[]), "train_data: list is empty"),
+        (utils.DataLoader(range(50), batch_sampler=[]), "train_data: list is empty"),
         *(
             (utils.DataLoader(range(50), 8, sampler=one), "make it with num_replicas=1, rank=0")
             for one in (Ones(range(50), 2, 0), Divided(range(10), 2, 0))
