@@ -203,7 +203,7 @@ def test_a_module_reads_text_that_a_job_names(comm, folder):
     given = {"model": model, "data": text, "optim": {"name": "adam", "lr": 0.05}}
     with mpitrain.Trainer(comm, **given, batch_size=8, dir=str(folder / "run")) as trainer:
         losses = [test.test_loss for test in trainer.fit()]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
