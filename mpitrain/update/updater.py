@@ -94,7 +94,8 @@ class Updater:
                 if begun := optimizer.begun.get(tensor.name):
                     first = piece.start - tensor.start
                     for slot, whole in begun.slots.items():
-                        own = whole[first + part.start : first + part.stop]
+                        cut = tensor.part(whole.reshape(tensor.whole)).ravel()
+                        own = cut[first + part.start : first + part.stop]
                         state[slot][part] = array_namespace(piece.parameters).asarray(own)
             if self.decay:
                 state[AVERAGE] = _zeros(piece.parameters, self.allocate)
@@ -134,7 +135,9 @@ class Updater:
 
     def slot(self, name: str) -> Array:
         """A slot of the state as a flat array, if the pieces cover the whole arena."""
-        flat = np.empty(self.store.arena.size, self.state[0][name].dtype)
+        # A stage may have no parameters, and no pieces then.
+        dtype = self.state[0][name].dtype if self.state else np.float64
+        flat = np.empty(self.store.arena.size, dtype)
         for piece, state in zip(self.store.pieces, self.state, strict=True):
             flat[piece.start : piece.stop] = state[name]
         return flat

@@ -1,5 +1,6 @@
 """Torch modules whose matrices tensor ranks share by a map of names train as one process does."""
 
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,11 +78,16 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def made(folder, **given):
-    given = {"model": lambda: Reader().double(), "splits": SPLITS, "clip_norm": 0.5, **given}
+    given = {
+        "model": lambda: Reader().double(),
+        "splits": SPLITS,
+        "clip_norm": 0.5,
+        "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
+        **given,
+    }
     given.setdefault("train_data", Sentences())
     return mpitrain.Trainer(
         loss=F.cross_entropy,
-        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
         batch_size=8,
         epochs=1,
         seed=3,
@@ -121,6 +127,22 @@ def test_losses_values_and_state_are_those_of_one_process(folder, one_process, p
     for number, slots in state.items():
         for slot, value in slots.items():
             torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
+def test_the_state_of_a_programs_optimiser_is_shared_as_its_parameters_are(comm, folder):
+    torch.manual_seed(4)
+    module = Reader().double()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    F.cross_entropy(module(torch.arange(LENGTH)[None]), torch.tensor([1])).backward()
+    optimizer.step()
+    wanted = deepcopy(optimizer.state_dict()["state"])
+    given = {"model": module, "optimizer": lambda parameters: optimizer, "parallel": {"tensor": 2}}
+    with made(folder, **given) as trainer:
+        own = trainer.torch_optimizer().state_dict()["state"]
+    for number, slots in wanted.items():
+        for slot, value in slots.items():
+            torch.testing.assert_close(own[number][slot], value, rtol=0, atol=0)
 
 
 class Block(torch.nn.Module):
