@@ -39,20 +39,14 @@ class ScatteredGradients(Store):
     """Own shards of the gradients, into which the sum of each backward pass is added.
 
     Buckets are single layers, so that few of them are whole at a time: the sum over the ranks
-    starts once a backward pass has written all layers of a bucket.  Stages with other numbers of
-    replicas take other numbers of passes, and sum what they share once a step.
+    starts once a backward pass has written all layers of a bucket.  Stages write what they share in
+    other numbers of passes, and sum it once a step.
     """
 
     def __init__(self, arena: Arena, reduction: Reduction, itemsize: int) -> None:
-        """Learn which buckets are summed once a step; collective."""
+        """Find the buckets that are summed once a step."""
         super().__init__(arena, reduction, 1, itemsize)
-        replicas = reduction.groups[DATA].size
-        self._once = [
-            bucket
-            for bucket in self.buckets
-            if bucket.group not in _OF_A_STAGE
-            and len(set(self.comm(bucket).allgather(replicas))) > 1
-        ]
+        self._once = [bucket for bucket in self.buckets if bucket.group not in _OF_A_STAGE]
         #: Gradients in a backward pass, and the layers and the tensors that are there.
         self._partial: dict[Bucket, tuple[Array, set[int], set[str]]] = {}
         self._summed: set[Bucket] = set()

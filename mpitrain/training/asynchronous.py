@@ -96,7 +96,9 @@ class UpdateWindow:
 
     def expect_used(self) -> None:
         """Raise if no replica of a stage has used a tensor in a step; empty ones use none."""
-        told = self._parts.comm.allgather((self._parts.grid.place.stage, self._unused))
+        of_steps = zip(*[iter(self._unused)] * self._parts.updater.per_step, strict=True)
+        own = [frozenset.intersection(*updates) for updates in of_steps]
+        told = self._parts.comm.allgather((self._parts.grid.place.stage, own))
         stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
         by_none = [frozenset.intersection(*step) for own in stages for step in zip(*own)]
         if names := sorted(frozenset[str]().union(*by_none)):

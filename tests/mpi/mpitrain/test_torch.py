@@ -199,3 +199,41 @@ def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model
     given |= {"batch_size": each * RANKS, "micro_batches": 2, "shadow": 8}
     with pytest.raises(ConfigError, match=rf"step {step}: the loss is .*: it mixes samples"):
         made(folder, model=model, **given).fit()
+
+
+@pytest.mark.quick_on(3)
+@pytest.mark.skipif(RANKS != 3, reason="three stages of two chunks")
+@pytest.mark.parametrize("zero", [2, 3])
+def test_stages_use_what_they_share_in_other_numbers_of_passes(folder, zero):
+    """In both chunks of the first stage, and in one of the last."""
+
+    def model():
+        shared, (a, b, c) = torch.nn.Linear(6, 6), (torch.nn.Linear(6, 6) for _ in range(3))
+        return torch.nn.Sequential(shared, a, b, shared, c, shared, torch.nn.Linear(6, 1)).double()
+
+    def trained(where, comm=None, **given):
+        given |= {"model": model, "epochs": 1, "micro_batches": 3}
+        with made(folder / where, comm, **given) as trainer:
+            return [record.loss for record in trainer.run_epoch(0)]
+
+    layout = {"pipe": 3, "schedule": "interleaved", "chunks": 2, "zero": zero}
+    expected = trained(str(MPI.COMM_WORLD.rank), MPI.COMM_SELF)
+    assert trained("whole", parallel=layout) == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_workers_whose_last_stage_has_no_parameters_keep_averages(folder):
+    given = {"parallel": {"pipe": 2}, "sync": {"kind": "local", "period": 2}, "average": 0.9}
+    given["model"] = lambda: torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Tanh())
+    if RANKS % 2 == 0:
+        with made(folder, **given) as trainer:
+            assert np.isfinite(trainer.fit()[-1].test_loss)
+
+
+@pytest.mark.quick_on(3)
+@pytest.mark.skipif(RANKS != 3, reason="two replicas of a stage, and one of the other")
+def test_an_update_without_samples_is_a_part_of_a_step_that_has_some(folder):
+    """The last batch has one sample, and the stage of one replica two updates."""
+    layout = {"replicas": [2, 1], "schedule": "asynchronous"}
+    with made(folder, train_data=Waves(25, 1), batch_size=8, parallel=layout, epochs=1) as trainer:
+        assert len(trainer.fit()) == 1
