@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from collectives.calls.native import COUNTABLE
 from collectives.torch.calls import Calls, Tensors, listed
+from collectives.torch.devices import tensors_of
 from collectives.torch.tensors import (
     SMALL,
     Joined,
@@ -88,7 +89,7 @@ class Copies(Calls):
                         sent = _sent(source, whole, self._rank)
                         comm.Allgather(sent, memory(whole), algorithm=way)
 
-        return self._submit(what, outputs, options, call, inputs=inputs)
+        return self._submit(what, [*tensors_of(outputs)], options, call, inputs=inputs)
 
     def gather(self, outputs: Any, inputs: Any, options: Any = None, **_: Any) -> dist._Work:
         (source,), root = listed(inputs), options.rootRank

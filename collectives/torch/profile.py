@@ -100,9 +100,9 @@ class GroupWatch:
         theirs(group, *given, **named)
         self._add("monitored_barrier", begun, numbers, CAME | WAITED)
 
-    def wait(self, theirs: Any, *given: Any) -> Any:
+    def wait(self, theirs: Any, *given: Any, **named: Any) -> Any:
         begun = perf_counter()
-        found = theirs(*given)
+        found = theirs(*given, **named)
         self._waited(given, begun)
         return found
 

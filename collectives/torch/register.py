@@ -67,6 +67,7 @@ def register() -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=device_types())
         register_rendezvous_handler("mpi", _rendezvous)
+        end_in_one_order()
         if version() < (2, 14):
             serve_monitored_barrier()
 
@@ -153,6 +154,27 @@ def tell_of_others(command: Callable[[str], str]) -> None:
         theirs = getattr(c10d, name)
         for owner in (c10d, c10d.torch.distributed):
             setattr(owner, name, functools.wraps(theirs)(functools.partial(made, theirs)))
+
+
+def end_in_one_order() -> None:
+    """Lets ranks end all groups in one order, the newest first.
+
+    torch goes by their names, which ranks may not share where they make groups alone.
+    """
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    theirs = c10d.destroy_process_group
+
+    @functools.wraps(theirs)
+    def destroy_process_group(group: Any = None) -> None:
+        if group in (None, c10d.GroupMember.WORLD) and "collectives.torch.backend" in sys.modules:
+            from collectives.torch.backend import backend_of
+
+            for own in filter(None, map(backend_of, reversed([*c10d._world.pg_map]))):
+                own.shutdown()
+        theirs(group)
+
+    c10d.torch.distributed.destroy_process_group = destroy_process_group
+    c10d.destroy_process_group = destroy_process_group
 
 
 def serve_monitored_barrier() -> None:

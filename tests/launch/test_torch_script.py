@@ -149,6 +149,8 @@ for step in range(6):
     work.wait()
     thread = threading.Thread(target=message)
     thread.start(); thread.join()
+work = dist.isend(total, 1) if rank == 0 else dist.irecv(total, 0)
+work.wait(timeout=__import__("datetime").timedelta(seconds=60))
 """
 
 
@@ -228,6 +230,17 @@ def test_ranks_that_end_groups_in_two_orders_are_named(tmp_path):
     ends = "for g in groups[:: 1 - 2 * rank]: dist.destroy_process_group(g)"
     done = started(tmp_path, then=TWO + ends)
     assert done.returncode == 1 and "the end of the group" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_groups_whose_names_ranks_do_not_share_end_together(tmp_path):
+    then = """
+local = {"use_local_synchronization": True}
+if rank: [dist.new_group([1], **local) for _ in range(2)]
+[dist.new_group([0, 1], **local) for _ in range(2)]
+"""
+    done = started(tmp_path, then=then)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

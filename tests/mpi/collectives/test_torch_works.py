@@ -39,6 +39,14 @@ def test_an_error_in_a_future_is_raised_for_its_reader_and_at_the_end_of_the_gro
     ended(group)
 
 
+def test_the_value_of_an_all_gather_is_its_list():
+    parts = [torch.zeros(3) for _ in range(P)]
+    work = dist.all_gather(parts, torch.full((3,), float(RANK)), async_op=True)
+    value = work.get_future().then(lambda future: torch.stack(future.value())).wait()
+    assert value[:, 0].tolist() == list(range(P))
+    assert [one.data_ptr() for one in work.result()] == [one.data_ptr() for one in parts]
+
+
 @pytest.mark.parametrize("call", ["reduce_scatter", "gather"])
 def test_the_callers_list_may_change_while_the_call_is_under_way(call):
     given, result = [torch.full((3,), RANK + 1.0) for _ in range(P)], torch.zeros(3)
