@@ -107,7 +107,7 @@ def judge(
         if differ := own.keys() ^ other.keys():
             return Judgement("ABSTAIN", where, f"names of parameters differ, as {min(differ)}")
         if names := _differing(own, other, most):
-            text = _told(names, own, other, most, ranks)
+            text = _told(names, own, other, most, ranks, where)
             if found.draws and not is_draw:
                 text = f"{found.draws} draws random numbers, others on each rank"
             word = "ABSTAIN" if found.draws or is_draw else "FAIL"
@@ -188,6 +188,7 @@ def _told(
     other: Mapping[str, Array],
     most: Mapping[str, float],
     ranks: int,
+    where: str,
 ) -> str:
     """The first difference, as a ratio where it is one number, and the likely cause."""
     name, also = names[0], f" (and {len(names) - 1} more of {len(own)})" * (len(names) > 1)
@@ -206,5 +207,7 @@ def _told(
         Fraction(1, ranks): "a mean over the ranks was taken twice",
         Fraction(0): "it has no part in the sum",
     }
+    if where.startswith("parameters"):  # the gradients of the step are alike
+        causes = {nearest: "its update is another, as by a rate that follows the number of ranks"}
     cause = f": {causes[nearest]}" if nearest in causes else ""
     return f"{name} is {nearest} of one process's{also}{cause}"

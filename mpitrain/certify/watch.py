@@ -175,7 +175,7 @@ class TorchWatch:
     def _take_samples(self, given: Any) -> None:
         """Note the rows of tensors that no module has made."""
         tensors = [
-            one.detach()
+            _dense(one.detach())
             for one in tree_leaves(given)
             if torch.is_tensor(one) and one.dim() and one.numel() and one.grad_fn is None
             if self._made.isdisjoint(_storages(one))
@@ -229,9 +229,13 @@ def _local(tensor: Any) -> torch.Tensor:
     return own.to_local() if hasattr(own, "to_local") else own
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 def _whole(tensor: Any) -> Array:
     """A copy of a whole tensor; collective where it is in shards."""
     own = tensor.detach()
-    own = own.full_tensor() if hasattr(own, "full_tensor") else own
+    own = _dense(own.full_tensor() if hasattr(own, "full_tensor") else own)
     is_half = own.dtype in (torch.bfloat16, torch.float16)
     return np.array((own.float() if is_half else own).cpu().numpy())

@@ -44,22 +44,26 @@ def test_one_rank_alone_proves_nothing(tmp_path):
 SCRIPT = """
 import sys
 import torch, torch.distributed as dist
-from torch.nn import Dropout, Linear, Sequential
+from torch.nn import Dropout, EmbeddingBag, Linear, Sequential
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 dist.init_process_group("mpi")
 torch.manual_seed(0)
-x = torch.randn(64, 8)
+is_sparse = sys.argv[2:] == ["sparse"]
+x = torch.arange(64)[:, None] % 8 if is_sparse else torch.randn(64, 8)
 data = TensorDataset(x, x.sin().sum(1, keepdim=True))
-net = Sequential(Linear(8, 16), Dropout(float(sys.argv[1])), Linear(16, 1))
+first = EmbeddingBag(8, 16, sparse=True) if is_sparse else Linear(8, 16)
+net = Sequential(first, Dropout(float(sys.argv[1])), Linear(16, 1))
 model = DistributedDataParallel(net)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+kind = torch.optim.SGD if is_sparse else torch.optim.AdamW
+optimizer = kind(model.parameters(), lr=0.01)
 for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["wrong"]:
         model.module[0].weight.grad *= dist.get_world_size()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    if not is_sparse:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     optimizer.step()
 """
 
@@ -71,6 +75,7 @@ for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
     ("words", "status", "where", "text"),
     [
         (("0", "--mutate"), 0, "", "2 steps"),
+        (("0", "sparse"), 0, "", "2 steps"),
         (("0.5",), 4, "loss of step 1", "Dropout draws random numbers"),
         (("0", "wrong"), 3, "gradients of step 1", "0.weight is 2 of one process's"),
     ],

@@ -11,10 +11,13 @@ from mpitrain.certify.record import Abstained, Record, Recorded
 EPS = 2.0**-52
 
 
-def record(*, factor=1.0, samples=(0, 1), moved=0.0, loss=1.0, **named):
+def record(*, factor=1.0, samples=(0, 1), moved=0.0, loss=1.0, after=1.0, **named):
     values = np.array([1.0, -2.0, 3.0]) * (1 + moved)
     step = Recorded(
-        [*samples], loss, {"a": factor * values, "b": values}, {"a": values, "b": values}
+        [*samples],
+        loss,
+        {"a": factor * values, "b": values},
+        {"a": (1 - after / 8) * values, "b": values},
     )
     return Record({"a": values}, [step, step], eps=EPS, **named)
 
@@ -35,6 +38,7 @@ def verdict(found, ranks=4):
         (record(factor=4), "FAIL", "gradients of step 1 a is 4 of one process's: a mean over the"),
         (record(factor=0.25), "FAIL", "a is 1/4 of one process's: a mean over the ranks was taken"),
         (record(factor=0), "FAIL", "a is 0 of one process's: it has no part in the sum"),
+        (record(after=4), "FAIL", "step 1 a is 4 of one process's: its update is another, as by a"),
         (record(factor=1.001), "FAIL", "a differs by up to 0.003"),
         (record(factor=np.nan), "FAIL", "a differs by up to nan"),
         (record(loss=1.5), "FAIL", "loss of step 1 the loss is 3/2 of one process's"),
