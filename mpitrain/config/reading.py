@@ -64,6 +64,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"cannot read the job file {path}: {reason}") from error
     for override in overrides:
         apply(tables, override)
+    _switch_off(tables, tables)
     run = tables.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
@@ -147,7 +148,20 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
             raise SettingError(f"{name} is no setting of a job{nearest}")
+    _switch_off(tables, settings)
     return converted(tables, Config)
+
+
+def _switch_off(tables: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """Drop the keys of clients where ``asked`` says that there are none, and those of servers."""
+    for name, switch, kept in (
+        ("federated", "clients", ()),
+        ("server", "ranks", ("hogwild", "window")),
+    ):
+        own, usual = asked.get(name), getattr(Config(), name)
+        if isinstance(own, Mapping) and own.get(switch) == 0:
+            unread = {*usual.__struct_fields__} - {switch, *kept}
+            tables[name] = {key: v for key, v in tables[name].items() if key not in unread}
 
 
 def expect_job(config: object) -> None:

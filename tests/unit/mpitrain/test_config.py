@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import fields
 
-from mpitrain.config import Config, ConfigError, Optim, load
+from mpitrain.config import Config, ConfigError, Optim, configured, load
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "jobs" / "examples").glob("*.toml"))
 
@@ -252,6 +252,13 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
 def test_what_does_not_go_together_and_keys_that_nothing_reads(job, overrides, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(job(""), overrides)
+
+
+@pytest.mark.parametrize(("example", "switch"), [("federated", "clients"), ("server", "ranks")])
+def test_a_job_without_its_clients_or_servers_is_one_of_the_other_tables(example, switch):
+    job = load(Path(example), [f"{example}.{switch}=0"])
+    assert getattr(job, example) == getattr(Config(), example)
+    assert configured(load(Path(example)), {example: {switch: 0}}) == job
 
 
 def test_keys_that_nothing_reads_may_be_at_their_defaults(job):
