@@ -167,7 +167,7 @@ class FederatedLoop(Loop):
         by, (mu, last, falls) = self.parts.config.federated.prox_step, self.parts.prox
         if isnan(loss):  # all clients have skipped their steps
             return
-        falls = falls + 1 if loss < last else 0
+        falls = falls + 1 if loss < last < inf else 0  # the first round follows none
         if by and loss > last:
             mu += by
         elif by and falls == _FALLS:

@@ -200,8 +200,8 @@ class Kernels:
         """Direction of Adam's step, without the rate."""
         xp = array_namespace(p)
         g = g if how.decoupled else decayed(p, g, how.weight_decay)
-        mean += (1.0 - how.beta1) * (g - mean)
-        square += (1.0 - how.beta2) * (g * g - square)
+        _average(mean, g, how.beta1)
+        _average(square, g * g, how.beta2)
         root = xp.sqrt(square)
         root *= 1.0 / math.sqrt(1.0 - how.beta2**step)
         root += how.epsilon
@@ -305,6 +305,14 @@ def _product(a: Array, b: Array) -> Array:
 
 
 @np.errstate(over="ignore")
+def _average(old: Array, new: Array, kept: float) -> None:
+    """Move an average; where nothing is kept, a difference would lose small new values."""
+    if kept:
+        old += (1.0 - kept) * (new - old)
+    else:
+        old[...] = new
+
+
 def _square_sum(x: Array) -> float:
     total, step = 0.0, 1 << 20 if x.dtype == np.float64 else _BLOCK
     for start in range(0, x.size, step):

@@ -309,8 +309,8 @@ __device__ W adams(
 ) {
     if (!decoupled) d += (W)decay * own;
     W m = (W)mean, v = (W)square;
-    m += (W)(1 - beta1) * (d - m);
-    v += (W)(1 - beta2) * (d * d - v);
+    m = beta1 == 0 ? d : m + (W)(1 - beta1) * (d - m);
+    v = beta2 == 0 ? d * d : v + (W)(1 - beta2) * (d * d - v);
     mean = (T)m;
     square = (T)v;
     W direction = m / (root(v) * (W)second + (W)epsilon) * (W)first;

@@ -127,7 +127,13 @@ class Worker:
                 data = next(filter(None, self._group.allgather(data)), "")
             raise NonFinite(nonfinite_message(clock + 1, "", data, also="a smaller server.bound"))
         if self._server.fetch > 1:  # Downpour's own steps, until the next pull
-            self._parameters -= self._rate(clock) * self._store.gradients
+            for tensor in self._parts.arena.tensors:
+                own, group = (
+                    slice(tensor.start, tensor.stop),
+                    self._parts.updater.grouping(tensor.name),
+                )
+                rate = self._rate(clock) * group.at(clock).rate
+                self._parameters[own] -= rate * self._store.gradients[own]
             self._parts.passes.forget_rounded()
 
     def _push(self, clock: int, first: int, stop: int) -> None:

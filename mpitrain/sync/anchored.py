@@ -81,13 +81,14 @@ class Anchored(ABC):
             return self.workers.parameters.copy()
         return self.anchor + self.mean(self.workers.parameters - self.anchor)
 
-    def mean(self, flat: Array) -> Array:
+    def mean(self, flat: Array, by: Exchange | None = None) -> Array:
         if self.is_alone:
             return flat
-        self._all.values[...] = flat
-        self._all.start(0)
-        self._wait(self._all)
-        return self._all.values.copy()
+        by = by or self._all
+        by.values[...] = flat
+        by.start(0)
+        self._wait(by)
+        return by.values.copy()
 
     def drain(self) -> None:
         self.workers.parameters[...] = self.consensus()

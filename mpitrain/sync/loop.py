@@ -69,7 +69,8 @@ class DriftingLoop(SynchronousLoop):
         self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
         if self.sharers is not parts.gradient.ranks:
             gradients = strategy.workers.gradients
-            gradients[...] = strategy.mean(gradients)
+            is_adasum = parts.config.sync.combine == "adasum"
+            gradients[...] = strategy.mean(gradients, strategy.exchanges[0] if is_adasum else None)
             own = parts.gradient.agree(report, ranks=parts.comm, copies=self.workers)
         else:
             own = parts.gradient.agree(report)

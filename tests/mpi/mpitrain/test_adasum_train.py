@@ -123,6 +123,17 @@ def test_workers_train_as_it_says(comm, sync, layout):
         np.testing.assert_allclose(found[name], values, rtol=1e-8, atol=1e-11)
 
 
+def test_the_first_steps_of_workers_combine_gradients_as_it_says(comm):
+    plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
+    found = []
+    for sync in (Sync(kind="local", period=2, start=2, combine="adasum"), Sync(combine="adasum")):
+        with start(comm, replace(job("mlp"), sync=sync, optim=plain)) as trainer:
+            list(islice(trainer.run_epoch(0), 2))
+            found.append(whole(comm, trainer))
+    for name, values in found[1].items():
+        np.testing.assert_allclose(found[0][name], values, rtol=1e-11, atol=1e-13)
+
+
 def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
     """A tensor is on one stage: a pipeline of all ranks has one worker, and nothing to combine."""
     stages = min(RANKS, 3)

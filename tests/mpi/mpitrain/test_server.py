@@ -11,7 +11,18 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
-from mpitrain.config import Compress, Config, Data, Model, Optim, Parallel, Run, Server, Train
+from mpitrain.config import (
+    Compress,
+    Config,
+    Data,
+    Group,
+    Model,
+    Optim,
+    Parallel,
+    Run,
+    Server,
+    Train,
+)  # fmt: skip
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
@@ -19,6 +30,7 @@ from mpitrain.pipeline.stage import Stage
 from mpitrain.run import train
 from mpitrain.server.messages import MessageKind
 from mpitrain.server.server import Serving
+from mpitrain.server.worker import Worker
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
@@ -292,6 +304,22 @@ def test_an_average_keeps_as_much_in_a_step_as_without_servers(comm, own):
     with start(comm, config) as trainer:
         pushes = (RANKS - 1) / config.server.push
         assert trainer.parts.updater.decay**pushes == pytest.approx(0.9)
+
+
+def test_a_workers_own_steps_leave_a_frozen_group_alone(comm, monkeypatch):
+    seen, theirs = set(), Worker._push
+
+    def noted(self, clock, first, stop):
+        arena, flat = self._parts.arena, self._parameters
+        for tensor in arena.tensors if flat.size else ():
+            seen.add((tensor.name, flat[tensor.start : tensor.stop].tobytes()))
+        theirs(self, clock, first, stop)
+
+    monkeypatch.setattr(Worker, "_push", noted)
+    optim = Optim(lr=0.05, groups=(Group(("*.bias",), lr=0.0),))
+    trained(comm, job(optim=optim, ranks=1, bound="none", fetch=4))
+    names = [name for name, _ in seen]
+    assert all((names.count(name) == 1) == name.endswith("bias") for name in names)
 
 
 @slow

@@ -130,16 +130,24 @@ def test_a_deadline_sees_the_time_in_which_a_change_is_sent():
     assert not choice(own).cohort(0, lambda asked: 10).parts
 
 
-def test_the_proximal_term_follows_the_loss():
+@pytest.mark.parametrize(
+    ("begin", "losses", "expected"),
+    [
+        (0.0, (9, 8, 9, 8, 7, 6, 5, 4, 4, 3, 5, 6), [0, 0, *[0.1] * 5, 0, 0, 0, 0.1, 0.2]),
+        (0.3, (9, 8, 7, 6, 5, 4, 3), [*[0.3] * 5, 0.2, 0.2]),
+    ],
+)
+def test_the_proximal_term_follows_the_loss(begin, losses, expected):
     """Li et al. 2020, section 5: up by 0.1 when it rises, down after five falls in turn."""
     found = []
     parts = SimpleNamespace(
-        config=SimpleNamespace(federated=Federated(clients=2, prox_step=0.1)), prox=[0.0, np.inf, 0]
+        config=SimpleNamespace(federated=Federated(clients=2, prox_step=0.1)),
+        prox=[begin, np.inf, 0],
     )
-    for loss in (9, 8, 9, 8, 7, 6, 5, 4, 4, 3, 5, 6):
+    for loss in losses:
         FederatedLoop._adapt(SimpleNamespace(parts=parts), float(loss))
         found.append(round(parts.prox[0], 3))
-    assert found == [0, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0, 0, 0.1, 0.2]
+    assert found == expected
 
 
 def test_the_most_done_are_taken_at_the_deadline():

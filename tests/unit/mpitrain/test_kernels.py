@@ -91,6 +91,8 @@ def operations(kind):
         adam, sgd = AdamOptions(0.9, 0.99, 1e-3, 0.1, flag), SGDOptions(0.9, 0.1, flag)
         for scale in (0.5, 1.0):
             yield "adam", p, g, mean, np.abs(square), adam, 7, 0.125, scale
+        forgets = AdamOptions(0.0, 0.0, 1e-3, 0.1, flag)
+        yield "adam", p, g, mean, np.abs(square), forgets, 7, 0.125, 0.5
         yield "adam_direction", p, g, mean, np.abs(square), adam, 7
         yield "sgd", p[:100].copy(), g[:100].copy(), mean[:100].copy(), sgd, 0.125, 0.5
     yield "square_sum", [draw(n) for n in (1, 300, 0, 70000)]

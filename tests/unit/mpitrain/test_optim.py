@@ -78,6 +78,14 @@ def test_ratios_of_a_tensor():
     assert lamb.ratio(0.0, 4.0, 6.0) == lamb.ratio(3.0, 4.0, 0.0) == 1.0
 
 
+def test_without_memory_a_small_gradient_is_not_lost_behind_a_large_one():
+    optimizer, parameters = Adam(0.0, 0.0, 1e-8), np.zeros(1, np.float32)
+    state = {slot: np.zeros(1, np.float32) for slot in optimizer.slots}
+    for step, value in enumerate((1.0, 1e-4, 1e-7), 1):
+        direction = optimizer.prepare(parameters, np.full(1, value, np.float32), state, step)
+        assert direction[0] == pytest.approx(1 / (1 + 1e-8 / value))
+
+
 @pytest.mark.parametrize("optimizer", [SGD(0.9, 0.1, True), Adam(decoupled=True), LARS(), LAMB()])
 def test_types_stay(optimizer):
     gradients, parameters = np.ones(3, np.float32), np.full(3, 2, np.float32)

@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.adapters.torch.functions.groups import grouped
+from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
 from mpitrain.config import ConfigError
 
 
@@ -225,3 +226,12 @@ def test_a_code_that_has_the_momentum_takes_an_optimiser_without(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"which keeps {keeps}; give an SGD without momentum"):
             trained(tmp_path, optimizer, **codes)
+
+
+def test_a_rate_that_is_a_tensor_stays_as_it_is():
+    rate, module = torch.tensor(0.01), torch.nn.Linear(2, 1)
+    groups, _ = grouped(lambda p: torch.optim.AdamW(p, lr=rate), dict(module.named_parameters()))
+    schedule = TorchSchedule(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4), groups)
+    tables = [schedule.table(5).factors[:, 0].tolist() for _ in range(2)]
+    assert tables[0] == tables[1] and tables[0][0] == pytest.approx(1.0)
+    assert rate.item() == pytest.approx(0.01)

@@ -142,7 +142,9 @@ class TorchOptimizer(Optimizer):
 
     def over(self, groups: Sequence["TorchOptimizer"]) -> torch.optim.Optimizer:
         """torch's optimiser of these groups, whose parameters have shapes and no values."""
-        return self._of([{**one.options, "params": one.trained} for one in groups], self.lr)
+        # A scheduler changes a rate that is a tensor in place.
+        own = [{**one.options, "lr": one.lr, "params": one.trained} for one in groups]
+        return self._of(own, self.lr)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The gradient as it is."""
