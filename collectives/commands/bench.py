@@ -131,10 +131,10 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def algorithms(collective: str, text: str, uneven: bool = False) -> list[str]:
+def algorithms(collective: str, text: str, size: int, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
-    registered; ``uneven``: all are those that take unequal blocks."""
-    usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
+    registered; all are those for ``size`` ranks, with ``uneven`` those that take unequal blocks."""
+    usual = [n for n in names(collective, size) if not uneven or find(collective, n).uneven]
     wanted = known(text, usual)
     for name in wanted.values():
         if name not in ("auto", "native", "nccl"):
@@ -170,7 +170,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         pairs = options.collective in _PAIRS
         plain = _VECTORS.get(options.collective, options.collective)
         uneven = plain != options.collective
-        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, uneven)
+        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, comm.size, uneven)
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
