@@ -32,6 +32,8 @@ _NUMBERS: dict[str, tuple[int, dict[str, int]]] = {
     "reduce": (11, {"direct": 1, "chain": 3, "binomial_tree": 5}),
     "scatter": (15, {"direct": 1, "binomial_tree": 2}),
 }
+#: Bytes of the smallest segment.
+_LEAST_SEGMENT = 1024
 
 
 def rules_file(table: Table) -> str:
@@ -62,8 +64,11 @@ def rules_file(table: Table) -> str:
 
 def _rule(rule: Rule, algorithms: dict[str, int]) -> str:
     """Bytes from which it holds, algorithm (0: Open MPI's own choice), fan-out, segment size."""
-    name, _ = parse(rule.algorithm)
-    return f"{rule.from_bytes} {algorithms.get(name, 0)} 0 0 # {rule.algorithm}"
+    name, options = parse(rule.algorithm)
+    number, count, nbytes = algorithms.get(name, 0), options.get("segments"), 0
+    if isinstance(count, int) and count > 1 and number and name != "hierarchical":
+        nbytes = max(_LEAST_SEGMENT, rule.from_bytes // count)
+    return f"{rule.from_bytes} {number} 0 {nbytes} # {rule.algorithm}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class CollectiveError(Exception):
 
 
 class UnknownAlgorithm(CollectiveError, ValueError):
-    """No such algorithm or collective, or an option that the algorithm does not have."""
+    """No such algorithm or collective, or an option or number of ranks that it is not for."""
 
 
 class ScheduleError(CollectiveError):
@@ -46,7 +46,7 @@ class ScheduleError(CollectiveError):
 
 
 class TooLarge(CollectiveError):
-    """A schedule has more ranks or steps than can be handled in minutes."""
+    """A schedule has more steps than can be handled in minutes."""
 
 
 def hint(name: str, known: Iterable[str], otherwise: str = "there are") -> str:

@@ -70,7 +70,7 @@ __getattr__, __dir__ = names_of(
         "collectives.calls.nccl": "Nccl bind_nccl fault_of_nccl",
         "collectives.calls.reproducible": "bind_exact is_rounded",
         "collectives.codec": "Dice",
-        "collectives.compile.cost": "CostModel=Model best_segments cost_of=count",
+        "collectives.compile.cost": "CostModel=Model best_segments",
         "collectives.execution.device_plan": "DevicePlan gated",
         "collectives.execution.shared": "bind_shared runs_shared",
         "collectives.execution.slot_rounds": "Extent bind_slots extent_of fits_slots",

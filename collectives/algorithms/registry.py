@@ -5,6 +5,7 @@ lives.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from collectives import extras
@@ -57,10 +58,18 @@ class Registry:
                 "one a name of its own"
             )
 
-    def names(self, collective: str) -> list[str]:
-        """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
+    def names(self, collective: str, size: int | None = None) -> list[str]:
+        """Names of the algorithms of ``collective``, of those that ``size`` ranks can run; raises
+        :class:`UnknownAlgorithm`."""
         contract(collective)
-        return [name for of, name in self._entries if of == collective]
+        every = [name for of, name in self._entries if of == collective]
+        return every if size is None else [n for n in every if self._serves(collective, n, size)]
+
+    def _serves(self, collective: str, name: str, size: int) -> bool:
+        with suppress(UnknownAlgorithm):
+            self.schedule(collective, name, size)
+            return True
+        return False
 
     def knows(self, algorithm: str) -> bool:
         """Whether it is a reserved word, or names an algorithm of some collective."""

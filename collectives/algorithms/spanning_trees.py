@@ -22,7 +22,7 @@ from collectives.algorithms.links import Lanes, among, checked, named, read
 from collectives.algorithms.packing import Tree, pack
 from collectives.algorithms.tree import Shares, fall, rise
 from collectives.contracts import contract
-from collectives.errors import TooLarge, UnknownAlgorithm
+from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
 
 #: Trees over more ranks would take minutes to pack.
@@ -67,8 +67,7 @@ def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0)
 
     Raises:
         ValueError: for links that are not such a matrix, or that do not reach every rank.
-        UnknownAlgorithm: for another collective.
-        TooLarge: for more than ``MOST_RANKS`` ranks.
+        UnknownAlgorithm: for another collective, or more than ``MOST_RANKS`` ranks.
     """
     lanes = _lanes(links)
     size = len(lanes)
@@ -89,7 +88,7 @@ def over(links: npt.ArrayLike, name: str, collective: str = "allreduce") -> Algo
     """An algorithm by :func:`schedule`, to be registered; on fewer ranks, over the first ones.
 
     Raises:
-        ValueError, TooLarge: as :func:`schedule`.
+        ValueError, UnknownAlgorithm: as :func:`schedule`.
     """
     lanes = _lanes(links)
 
@@ -156,7 +155,7 @@ def _lanes(links: npt.ArrayLike) -> Lanes:
 
 def _check_size(size: int) -> None:
     if size > MOST_RANKS:
-        raise TooLarge(
+        raise UnknownAlgorithm(
             f"spanning trees are packed for at most {MOST_RANKS} ranks, not {size}; take them "
             "within the nodes, as in leaders:intra=spanning_trees"
         )

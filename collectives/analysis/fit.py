@@ -16,6 +16,7 @@ import numpy.typing as npt
 from collectives.algorithms import build, names, parse
 from collectives.analysis import records
 from collectives.compile.cost import Cost, Model, count, expect_countable
+from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.
@@ -64,12 +65,13 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
     costs: dict[tuple[str, str, int], Cost] = {}
     for path in paths:
         for r in records.read(path).results:
-            if parse(r.ran)[0] not in names(r.collective):
+            collective = r.collective.removesuffix("v")
+            if collective not in CONTRACTS or parse(r.ran)[0] not in names(collective):
                 continue
             if r.memory != memory:
                 others.add(r.memory)
                 continue
-            if (ran := (r.collective, r.ran, r.ranks)) not in costs:
+            if (ran := (collective, r.ran, r.ranks)) not in costs:
                 schedule = build(*ran)
                 expect_countable(schedule)
                 costs[ran] = count(schedule)

@@ -85,16 +85,14 @@ FORMULAS = (
         "binomial_tree",
         "2 ceil(log2 p)(alpha + beta m) + ceil(log2 p) gamma m",
         lambda c, m, p: _up(p) * (2 * (c.alpha + c.beta * m) + c.gamma * m),
-        powers_only=True,
         book="T_tree = 2 log(P)(L + T')",
         book_seconds=lambda c, m, p: 2 * floor(log2(p)) * (c.alpha + c.beta * m),
         difference="the same but for the reduction and the rounding of the logarithm",
     ),
     Formula(
         "double_binary_tree",
-        "at most 2 ceil(log2 p)(2 alpha + beta m + gamma m)",
-        lambda c, m, p: 2 * _up(p) * (2 * c.alpha + (c.beta + c.gamma) * m),
-        powers_only=True,
+        "at most 2 ceil(log2 p)(2 alpha + beta m) + ceil(log2 p) gamma m",
+        lambda c, m, p: _up(p) * (2 * (2 * c.alpha + c.beta * m) + c.gamma * m),
         book="T_tree2 = 2 log(P)(L + T'/2)",
         book_seconds=lambda c, m, p: 2 * floor(log2(p)) * (c.alpha + c.beta * m / 2),
         difference="Rodriguez lets a parent hear from both children at once; with one port it does "

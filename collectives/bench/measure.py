@@ -20,6 +20,7 @@ from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Contract, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.shared_memory import SLOTS
 
 #: Seconds of one repeat of one algorithm, without ``--iters``.
 BUDGET_S = 0.02
@@ -43,8 +44,8 @@ class Case:
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``; on a GPU ``"cupy"``,
             or ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rewritten: whether a rank writes to its buffers before each call, as a program does.
-        rotating: bytes of the sets of buffers, at most 64, which take turns so that large ones do
-            not stay in the caches.
+        rotating: bytes of the sets of buffers, at most 64 and for 510 plans in all, which
+            take turns so that large ones do not stay in the caches.
         tests: number of calls of ``Test`` in the measured overlap with computation.
         floor: whether to measure the time of the least memory traffic.
         average: combination of the ranks' times: 0 rank 0, 1 mean, 2 least, 3 largest.
@@ -202,7 +203,8 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
         return []
     size = comm.size
     nbytes = case.count(size) * blocks.blocks(size) * case.dtype.itemsize
-    sets = min(MOST_SETS, max(1, -(-case.rotating // max(nbytes, 1))))
+    most = min(MOST_SETS, (SLOTS - 2) // len(case.algorithms))  # plans that the node has slots for
+    sets = max(1, min(most, -(-case.rotating // max(nbytes, 1))))
     buffers = [Buffers(comm, case) for _ in range(sets)]
     plans = {
         algorithm: [_plan(comm, case, b.arguments, algorithm) for b in buffers]

@@ -43,13 +43,13 @@ def candidates(collective: str, size: int) -> list[str]:
     different: dict[object, str] = {}
     preference = {name: place for place, name in enumerate(_PREFERRED)}
     # Other programs read the table and do not know this one's own algorithms.
-    there = [name for name in names(collective) if not own(collective, name)]
+    there = [name for name in names(collective, size) if not own(collective, name)]
     ours = sorted(there, key=lambda name: preference.get(name, len(preference)))
     for name in [*ours, *_PIPELINED.get(collective, [])]:
         schedule = build(collective, name, size)
         rounds = tuple(
-            tuple(frozenset(steps) for steps in schedule.rounds(rank) if steps)
-            for rank in range(size)
+            hash(tuple(frozenset(steps) for steps in schedule.rounds(rank) if steps))
+            for rank in range(size)  # its steps themselves, of all ranks, would fill the memory
         )
         different.setdefault((schedule.chunks, rounds), name)
     return [*different.values(), "native"]

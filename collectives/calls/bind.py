@@ -163,7 +163,9 @@ class Binder:
             choice.algorithm,
             call.member.size,
             lambda schedule: extras.best_segments(
-                extras.cost_of(schedule).latency, call.known_nbytes / schedule.chunks, model
+                schedule,
+                call.known_nbytes / (schedule.chunks * call.contract.blocks(schedule.size)),
+                model,
             ),
         )
         return choice._replace(algorithm=algorithm)

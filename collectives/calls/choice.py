@@ -85,6 +85,10 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
         return min(ours, default=NEVER)
 
 
+class BuiltIn(Entry):
+    """An entry of the built-in table beside the user's, which come first."""
+
+
 class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A tuning table, as the file holds it.
 
@@ -112,8 +116,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
             ranks, per_node = call.size / entry.ranks, call.per_node / entry.ranks_per_node
             return abs(log2(ranks)), abs(log2(per_node))
 
-        def distance(entry: Entry) -> float:
-            return sum(apart(entry)) + 100 * (entry.mpi != call.mpi)
+        def distance(entry: Entry) -> tuple[bool, bool, float]:
+            return entry.mpi != call.mpi, isinstance(entry, BuiltIn), sum(apart(entry))
 
         fitting = (
             entry

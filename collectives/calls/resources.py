@@ -208,6 +208,7 @@ class Resources:
             calls = ", ".join(f'rank {rank} with memory="{each}"' for each, rank in ranks.items())
             raise InvalidBuffer(f"Communicator.empty, {calls}: call it alike on all ranks")
         if items is not None:
+            log.info("ordinary memory instead of shared: %s", alone)
             return items
         try:
             return self._made_node().empty(dimensions, dtype, kind)
@@ -276,9 +277,13 @@ class Resources:
         return self._extents[key]
 
     @property
-    def _alone(self) -> bool:
-        """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
-        return self.ranks_per_node < self.comm.size or self.settings.needs_messages
+    def _alone(self) -> str:
+        """Why arrays cannot be shared, whatever the memory, or nothing; the same on all ranks."""
+        if self.ranks_per_node < self.comm.size:
+            return "the ranks are on several nodes"
+        if self.settings.has_checksums:
+            return "messages have checksums"
+        return "messages are delayed" if self.settings.needs_messages else ""
 
     def agreed(self, what: str, problem: Exception | None, mine: Any = None) -> list[Any]:
         """Values that the ranks pass as ``mine``, unless one has a problem.  Collective.

@@ -9,8 +9,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import astuple
 
-from collectives.calls.choice import Entry, Situation, Table, tune
+from collectives.calls.choice import BuiltIn, Situation, Table, tune
 from collectives.errors import CollectiveError
 from collectives.files import read_regular
 
@@ -51,22 +52,15 @@ _DECODER = msgspec.json.Decoder(Table)
 def load(path: str | Path | None = None) -> Table:
     """The table in ``path``; by default that of :func:`source`.
 
-    The user's own has the built-in rules besides, for collectives, memory and libraries of which it
-    has none.
+    The user's own has the built-in rules besides, which count where it has none.
 
     Raises:
         CollectiveError: the file cannot be read, or says what cannot be; with the place.
     """
     table = _read(Path(path or source()))
     if path is None and source() == users():
-        told = {_subject(entry) for entry in table.entries}
-        table.entries += [one for one in _read(DEFAULT).entries if _subject(one) not in told]
+        table.entries += [BuiltIn(*astuple(one)) for one in _read(DEFAULT).entries]
     return table
-
-
-def _subject(entry: Entry) -> tuple[object, ...]:
-    is_one_node = entry.ranks == entry.ranks_per_node
-    return entry.mpi, entry.collective, entry.memory, is_one_node
 
 
 def _read(source: Path) -> Table:

@@ -29,7 +29,7 @@ from collectives.commands.arguments import (
 )
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
-from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.errors import CollectiveError, InvalidBuffer, UnknownAlgorithm
 from collectives.execution.memory import OPERATIONS
 from collectives.files import is_stream
 
@@ -131,10 +131,10 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def algorithms(collective: str, text: str, uneven: bool = False) -> list[str]:
+def algorithms(collective: str, text: str, size: int, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
-    registered; ``uneven``: all are those that take unequal blocks."""
-    usual = [n for n in names(collective) if not uneven or find(collective, n).uneven]
+    registered; all are those for ``size`` ranks, with ``uneven`` those that take unequal blocks."""
+    usual = [n for n in names(collective, size) if not uneven or find(collective, n).uneven]
     wanted = known(text, usual)
     for name in wanted.values():
         if name not in ("auto", "native", "nccl"):
@@ -170,10 +170,9 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         pairs = options.collective in _PAIRS
         plain = _VECTORS.get(options.collective, options.collective)
         uneven = plain != options.collective
-        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, uneven)
+        wanted = ["native"] if pairs else algorithms(plain, options.algorithm, comm.size, uneven)
         on_device = options.memory in ("cupy", "ipc")
-        if "nccl" in wanted and not on_device:
-            raise ValueError("nccl needs --memory cupy or ipc")
+        _check_memory(comm, options.memory, wanted)
         if options.place == "in" and not pairs and CONTRACTS[plain].in_place is None:
             raise ValueError(
                 f"{options.collective} is measured out of place only, as its input does not fit "
@@ -232,7 +231,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             )
             try:
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case)
-            except UnknownAlgorithm as error:  # not for this number of ranks, on all ranks
+            except (UnknownAlgorithm, InvalidBuffer) as error:  # on all ranks
                 return refuse(comm.rank, error)
             native = next((r for r in measured if r.algorithm == "native"), None)
             for result in measured:
@@ -250,6 +249,18 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         return refuse(comm.rank, why)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _check_memory(comm: "Communicator", memory: str, wanted: list[str]) -> None:
+    """Raises ValueError, on all ranks, if no arrays in ``memory`` are what was asked for."""
+    if "nccl" in wanted and memory not in ("cupy", "ipc"):
+        raise ValueError("nccl needs --memory cupy or ipc")
+    is_apart = comm.nodes > 1 or comm.checks_messages or comm.delays_messages
+    if is_apart and memory in ("shared", "both", "ipc"):
+        raise ValueError(
+            "ranks of several nodes, and messages with checksums or delays, share no memory; use "
+            "--memory numpy or cupy"
+        )
 
 
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:

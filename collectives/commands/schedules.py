@@ -105,21 +105,21 @@ def _verify(options: argparse.Namespace) -> int:
         options.algorithm = resolve(options.algorithm)
     begun = time.perf_counter()
     proved = 0
+    left_out: UnknownAlgorithm | None = None
     for collective, algorithm in _chosen(options.collective, options.algorithm):
         messages, sizes = 0, []
-        left_out: UnknownAlgorithm | None = None
         for size in options.ranks:
             try:
                 messages += _prove(collective, algorithm, size).messages
                 sizes.append(size)
             except UnknownAlgorithm as error:
                 left_out = error
-        if left_out is not None and not sizes:
-            raise left_out
         proved += len(sizes)
         print(f"{collective:<15}{algorithm:<28}{len(sizes)} sizes, {messages} messages")
-        if left_out is not None:
+        if len(sizes) < len(options.ranks):
             print(f"{'':<15}not on {len(options.ranks) - len(sizes)} sizes: {left_out}")
+    if left_out is not None and not proved:
+        raise left_out
     print(f"{proved} schedules proved in {time.perf_counter() - begun:.1f} s")
     return 0
 

@@ -1,15 +1,18 @@
 """Cost of a schedule, counted from its steps, and the number of segments that makes it fastest."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from collectives.algorithms.segments import MOST_SEGMENTS
 from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
-from collectives.schedule import Copy, RecvReduce, Schedule, Send
+from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send
 
 #: Steps of all ranks together that are counted one by one; more would take minutes.
 _MOST_STEPS = 5_000_000
+#: Steps from which a number of segments is found: where ranks have so many, they have alike.
+_MOST_WALKED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,32 @@ class Model(NamedTuple):
     gamma: float
 
 
-def best_segments(messages: int, nbytes: float, model: Model) -> int:
-    """The number of segments that makes a schedule of so many messages in a row fastest.
+def best_segments(schedule: Schedule, nbytes: float, model: Model) -> int:
+    """The number of segments that makes a schedule on chunks of ``nbytes`` fastest.
 
-    k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
-    alpha) (Hockney's pipelining argument); at most
+    Of c chunks in a row, a rank moves b at most in one direction, in a messages; k segments take
+    (b + (c - b)/k) beta m + k a alpha, least at k = sqrt((c - b) beta m / (a alpha)).  For a chain
+    this is Hockney's pipelining argument.  At most
     :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
+
+    Cost: generates the schedules of the first ranks, up to some ten thousand steps.
     """
-    if messages <= 1 or model.alpha <= 0:
+    row: dict[int, int] = defaultdict(int)
+    busiest = messages = walked = 0
+    for rank in range(schedule.size):
+        if walked > _MOST_WALKED:
+            break
+        totals, counts = [0, 0], [0, 0]
+        for number, steps in enumerate(schedule.rounds(rank)):
+            walked += len(steps)
+            for way, kind in enumerate((Send, Recv | RecvReduce)) if steps else ():
+                lengths = [step.chunk.length for step in steps if isinstance(step, kind)]
+                totals[way] += sum(lengths)
+                counts[way] += len(lengths)
+                row[number] = max(row[number], sum(lengths))
+        busiest, messages = max((busiest, messages), *zip(totals, counts))
+    if model.alpha <= 0 or not messages:
         return 1
-    best = round(min(MOST_SEGMENTS, ((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
-    return max(1, best)
+    in_turn = sum(row.values()) - busiest
+    best = (in_turn * model.beta * nbytes / (messages * model.alpha)) ** 0.5
+    return max(1, round(min(MOST_SEGMENTS, best)))

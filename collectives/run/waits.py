@@ -130,6 +130,8 @@ def finding(ranks: Sequence[Ran], waits: Sequence[Sequence[Wait]], costs: Sequen
     if usual < 0.2 * own:
         return f"Rank {late} works alone, a serial section: {loss}"
     for cost in costs:
+        if cost.where.lower().removeprefix("i").startswith(("scatter", "gather")):
+            continue  # the root has the blocks of all
         nbytes, typical = _beside(cost, cost.nbytes, late)
         if all(cost.calls) and typical and nbytes > 1.3 * typical:
             times = f"{nbytes / typical:.1f} times as much data"

@@ -100,24 +100,39 @@ def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
     assert wrong["native"] == 0
 
 
+def test_sets_of_buffers_leave_all_plans_in_shared_memory(comm, tmp_path, caplog):
+    more = ["--memory", "shared", "--buffers", "rotating", "-e", "8", "-n", "1", "--repeats", "1"]
+    _, told, _ = bench(comm, tmp_path, "allreduce", *more)
+    results = told["results"]
+    assert 400 < len(results) * results[0]["sets"] <= 510
+    assert not caplog.messages
+
+
 def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
     nodes = f"hierarchical:local={comm.size + 1}"
     assert main(["bench", "allreduce", "--algorithm", nodes]) == 2
     assert main(["bench", "allreduce", "-d", "flaot"]) == 2
+    assert main(["bench", "allreduce", "-o", "band"]) == 2
     assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
     assert main(["bench", "scatter", "--place", "in"]) == 2
     pairs = ["bench", "osu_bw", "-e", "8", "-n", "1", "--repeats", "1"]
     assert main(pairs) == (2 if comm.size == 1 else 0)
+    with monkeypatch.context() as apart:
+        apart.setattr(Communicator, "ranks_per_node", property(lambda self: 1))
+        assert comm.size == 1 or main(["bench", "allreduce", "--memory", "both"]) == 2
     # As where native alone is asked for, and has no such type.
     monkeypatch.setattr("collectives.bench.measure.measure", lambda on, case: [])
     assert main(["bench", "allreduce", *QUICK]) == 2
     told = capsys.readouterr().err
     assert ("bandwidth is measured between pairs of ranks; start it as" in told) == (comm.size == 1)
+    several = "error: ranks of several nodes"
+    assert (several in told) == (comm.rank == 0 < comm.size - 1)
     for sentence in (
         "did you mean 'ring'?",
         f"error: hierarchical: local={comm.size + 1} must lie in 1..{comm.size}, the number of",
         "no type 'flaot'",
+        "error: MPI defines no bitwise_and on float32",
         "error: reduce_scatter is measured out of place only, as its input does not fit where its "
         "result goes; use --place out\n",
         "error: scatter is measured out of place only, as",

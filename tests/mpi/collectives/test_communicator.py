@@ -183,13 +183,16 @@ def test_ranks_that_share_cores_yield_them(monkeypatch, cores):
         assert comm._engine.resources.node._polite == polite
 
 
-def test_memory_that_one_rank_lacks_is_an_error_of_that_kind_on_all():
-    with Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as comm:  # ordinary memory
+def test_memory_that_one_rank_lacks_is_an_error_of_that_kind_on_all(caplog):
+    caplog.set_level("INFO", "collectives")
+    with Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as comm:
         alone = comm.rank == comm.size - 1
         with pytest.raises(MemoryError, match=f"rank {comm.size - 1}: Unable to allocate"):
             comm.empty(1 << 55 if alone else 1)
         with pytest.raises(InvalidBuffer, match="is no shape"):
             comm.empty(-1 if alone else 1)
+        comm.empty(1)
+    assert caplog.messages == ["ordinary memory instead of shared: messages have checksums"]
 
 
 def refuse(*arguments):

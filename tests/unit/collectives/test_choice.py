@@ -179,6 +179,11 @@ def test_the_users_table_comes_before_the_built_in_one(tmp_path, monkeypatch):
     assert choose(load(), several).reason.endswith("native in the table for 32 ranks")
     one_node = several._replace(size=2, per_node=2)
     assert choose(load(), one_node) == choose(load(DEFAULT), one_node)
+    many = Table(1, {}, 1.0, 10.0, [entry("numpy", 16, 16, (0, "native", 1.0))])
+    users().write_bytes(msgspec.json.encode(many))
+    assert choose(load(), one_node) == choose(load(DEFAULT), one_node)
+    near = choose(load(), several._replace(size=4, per_node=4))
+    assert near.reason.endswith("in the table for 16 ranks")
 
 
 @pytest.mark.parametrize(
@@ -236,17 +241,28 @@ def test_open_mpis_reduce_scatter_between_hosts(mpi, nbytes, ranks, per_node, al
 
 def test_rules_for_open_mpi(tmp_path, capsys):
     """On one node, where messages are no messages of MPI, and of another library there are none."""
-    wanted = """1 # collectives
+    wanted = """2 # collectives
 2 # allreduce
 1 # numbers of ranks
 32 # ranks
 1 # sizes
-0 4 0 0 # hierarchical:local=8
+0 4 0 0 # hierarchical:local=8,segments=16
+7 # broadcast
+1 # numbers of ranks
+32 # ranks
+3 # sizes
+0 3 0 1024 # chain:segments=8
+65536 3 0 8192 # chain:segments=8
+131072 6 0 0 # binomial_tree
 """
+    told = (0, "chain:segments=8", 2.0), (1 << 16, "chain:segments=8", 3.0)
+    trees = entry("numpy", 32, 8, *told, (1 << 17, "binomial_tree", 2.0), collective="broadcast")
+    nodes = entry("numpy", 32, 8, (0, "hierarchical:local=8,segments=16", 2.0))
+    table = replace(TABLE, entries=[*TABLE.entries[:2], nodes, trees])
     others = [replace(one, mpi="MPICH", ranks=64) for one in TABLE.entries]
-    assert openmpi_rules.rules_file(replace(TABLE, entries=TABLE.entries + others)) == wanted
+    assert openmpi_rules.rules_file(replace(table, entries=table.entries + others)) == wanted
     path = tmp_path / "t.json"
-    path.write_bytes(msgspec.json.encode(TABLE))
+    path.write_bytes(msgspec.json.encode(table))
     assert openmpi_rules.main([str(path)]) == 0
     assert capsys.readouterr().out == wanted
     assert openmpi_rules.main([]) == 2

@@ -11,6 +11,7 @@ from collectives.analysis.fit import fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import LinkCost, Topology
+from collectives.calls.tables import DEFAULT, load
 from collectives.compile.cost import Model, best_segments, count
 from collectives.errors import UnknownAlgorithm
 
@@ -33,6 +34,7 @@ def test_closed_forms_are_what_the_simulator_gives(formula, p):
     closed = formula.seconds(MODEL, M, p)
     if formula.algorithm == "double_binary_tree":
         assert simulated <= closed * 1.001
+        assert p & (p - 1) or closed <= 2 * simulated
     elif formula.algorithm == "circulant":
         assert closed <= simulated <= closed + 2 * p * MODEL.alpha
     else:
@@ -50,18 +52,24 @@ def test_the_textbooks_forms_are_less_by_the_ports():
 ABOUT = {"mpi": "Some MPI 1.0", "threads": "single"}
 
 
-def measured(path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree")):
+#: A test between pairs of ranks, which no schedule explains.
+PAIRS = {"collective": "latency", "algorithm": "native", "memory": "numpy", "in_place": False}
+
+
+def measured(
+    path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree"), of=""
+):
     """A benchmark's file of a machine that is exactly the model, or two of them."""
     rng = np.random.default_rng(0)
-    results = []
+    results = [{**PAIRS, "bytes": 8, "p50_us": 1.0}]
     for algorithm in ran:
-        cost = count(build("allreduce", algorithm, 4))
+        cost = count(build(of.removesuffix("v") or "allreduce", algorithm, 4))
         for nbytes in [8 << (2 * k) for k in range(12)]:
             here = model if nbytes < slow_from else model._replace(alpha=1e-3)
             seconds = np.dot((cost.latency, cost.sent * nbytes, cost.reduced * nbytes), here)
             results.append(
                 {
-                    "collective": "allreduce",
+                    "collective": of or "allreduce",
                     "algorithm": algorithm,
                     "ran": algorithm,
                     "memory": "numpy",
@@ -79,6 +87,8 @@ def test_a_machine_that_is_the_model_is_found_again(tmp_path):
     (found,) = fit(read([measured(tmp_path / "b.json", MODEL)]))
     assert found.model == pytest.approx(MODEL, rel=1e-6)
     assert found.errors.max() < 1e-6
+    (found,) = fit(read([measured(tmp_path / "b.json", MODEL, ran=["ring"], of="allgatherv")]))
+    assert found.model == pytest.approx(MODEL._replace(gamma=0.0), rel=1e-6)
     (noisy,) = fit(read([measured(tmp_path / "b.json", MODEL, noise=0.02)]))
     assert noisy.model.alpha == pytest.approx(MODEL.alpha, rel=0.05)
     assert noisy.model.beta == pytest.approx(MODEL.beta, rel=0.1)
@@ -119,15 +129,30 @@ def test_the_commands(tmp_path, capsys):
 
 
 def test_segments_by_the_cost_model():
-    assert best_segments(1, 1e6, MODEL) == 1
-    assert best_segments(9, 1e6, MODEL) == round((8 * MODEL.beta * 1e6 / MODEL.alpha) ** 0.5)
-    chain = build("broadcast", "chain", 9)
-    best = best_segments(count(chain).latency, (1 << 24) / chain.chunks, MODEL)
+    chain, free = build("broadcast", "chain", 9), MODEL._replace(alpha=0.0)
+    assert best_segments(chain, 1e6, MODEL) == round((7 * MODEL.beta * 1e6 / MODEL.alpha) ** 0.5)
+    assert best_segments(chain, 1e6, free) == 1
+    assert best_segments(build("scan", "chain", 1), 1e6, MODEL) == 1
+    best = best_segments(chain, 1 << 24, MODEL)
     times = {
         k: simulate(build("broadcast", f"chain:segments={k}", 9), 1 << 24, MACHINE)
         for k in (best // 3, best, best * 3)
     }
     assert min(times, key=times.__getitem__) == best
+
+    table = load(DEFAULT)
+    network = Model(1e-6 * table.alpha_us, 1e-9 / table.bandwidth_GBs, 0.0)
+    for collective, algorithm, segments in (
+        ("allreduce", "ring", 1),
+        ("allgather", "ring", 1),
+        ("alltoall", "pairwise", 1),
+        ("broadcast", "binomial_tree", 1),
+        ("broadcast", "chain", 31),
+        ("allreduce", "double_binary_tree", 11),
+    ):
+        schedule = build(collective, algorithm, 8)
+        parts = schedule.chunks * schedule.contract.blocks(8)
+        assert best_segments(schedule, (1 << 20) / parts, network) == segments, algorithm
 
     def always_five(schedule):
         return 5

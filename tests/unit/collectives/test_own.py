@@ -376,4 +376,8 @@ def test_commands_leave_out_sizes_that_an_algorithm_is_not_for(capsys):
     assert "not on 4 sizes: for powers of two, not 7 ranks" in told
     assert main(["simulate", "--algorithm", "of_powers,ring", "-n", "4,6"]) == 0
     assert re.search(r"^ +6 +- +[\d.]+  ring$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["verify", "allreduce", "-n", "3"]) == 0
+    assert re.search(r"not on 1 sizes: for powers.*schedules proved", capsys.readouterr().out, re.S)
     assert main(["verify", "--algorithm", "of_powers", "-n", "3,5"]) == 2
+    assert main(["verify", "broadcast", "--algorithm", "spanning_trees", "-n", "2,513"]) == 0
+    assert "not on 1 sizes: spanning trees are packed for at most 512" in capsys.readouterr().out

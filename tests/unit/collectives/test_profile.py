@@ -175,6 +175,20 @@ def test_a_rank_is_not_blamed_for_a_machine_s_noise():
             )
 
 
+def test_a_root_that_computes_longer_is_slow():
+    """It has the blocks of all ranks in a scatter, which is no reason."""
+    ranks = []
+    for longer in (0.5, 0.0, 0.0, 0.0):
+        once = Kept(7, 0.0, 0.1, 0, BOTH)
+        many = [Kept(n, 1.5 * n - 0.5 + longer, 1.5 * n + 0.1, 1, BOTH) for n in range(20, 40)]
+        scatter = Site(0, "Scatter at x.py:1", 1, 0.1, 4096 if longer else 1024)
+        site = Site(1, "Allreduce at x.py:2", 20, 2 + 10 - 20 * longer, 160, 20 + 20 * longer)
+        ranks.append(Ran(60.0, [scatter, site], [once, *many]))
+    waits = sampled(ranks)
+    told = finding(ranks, waits, costs(ranks, waits))
+    assert told.startswith("Rank 0 is slow, it computes 1.5 times as long per call: ")
+
+
 @pytest.mark.parametrize(
     ("words", "profile", "replaced", "arguments"),
     [

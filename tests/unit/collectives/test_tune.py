@@ -10,6 +10,7 @@ from collectives.bench.measure import Result
 from collectives.bench.tune import rules
 from collectives.calls.choice import Entry, Rule
 from collectives.calls.tables import DEFAULT, load
+from collectives.commands import bench
 
 
 def at(nbytes, **times):
@@ -59,6 +60,15 @@ def test_sizes_that_are_rounded_to_the_same_blocks_are_measured_once():
     """Rules of one size would be refused after all was measured, and an empty block is no size."""
     counts = [case.count(8) for case in tune.cases("alltoall", [8, 16, 32, 40, 64, 128], 8, 5)]
     assert counts == [1, 2, 4]
+
+
+def test_what_is_not_for_so_many_ranks_is_not_measured():
+    """Packed trees are for 512 at most."""
+    measured = tune.candidates("broadcast", 513)
+    assert "spanning_trees" not in measured and {"chain", "binomial_tree", "native"} < {*measured}
+    assert {*bench.algorithms("broadcast", "all", 513)} == {*measured} - {
+        name for name in measured if ":" in name
+    }
 
 
 def test_no_change_for_little():
