@@ -4,6 +4,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from collectives import provenance
 from collectives.calls.tables import described
 from mpitrain.config import Config, by_key
+from mpitrain.config.unread import readers
 
 if TYPE_CHECKING:
     from mpitrain.checkpoint.reader import CheckpointReader
@@ -61,11 +63,20 @@ def origin_of(parts: "Parts") -> Origin:
 
 
 def _decisive(job: Config) -> dict[str, object]:
-    """Values, by key.  Epochs are those of each client; else they only say when to end."""
+    """Values by key, but of keys that nothing reads, as those of clients where there are none.
+
+    Epochs are those of each client; else they only say when to end.
+    """
+    usual, unread = Config(), set[str]()
+    for table, key, by in readers():
+        reader = attrgetter(f"{table}.{by.key}")
+        if not by.reads(reader(job), reader(usual)):
+            unread.add(f"{table}.{key}")
     return {
         key: str(value).rpartition(":")[2] if key.startswith("own.") else value
         for key, value in by_key(msgspec.to_builtins(job)).items()
-        if _DECISIVE.fullmatch(key) and (job.federated.clients or key != "train.epochs")
+        if _DECISIVE.fullmatch(key) and key not in unread
+        if job.federated.clients or key != "train.epochs"
     }
 
 

@@ -88,7 +88,7 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     dropout: Annotated[Part, _OF_CLIENTS] = 0.0
     server: Annotated[Literal["sgd", "adam", "lamb"], _OF_CLIENTS] = "sgd"
     server_lr: Annotated[Positive, _OF_CLIENTS] = 1.0
-    server_momentum: Annotated[Part, ReadBy("server", "sgd")] = 0.0
+    server_momentum: Annotated[Part, _OF_CLIENTS, ReadBy("server", "sgd")] = 0.0
     server_beta1: Annotated[Part, ReadBy("server", "adam", "lamb")] = 0.9
     server_beta2: Annotated[Part, ReadBy("server", "adam", "lamb")] = 0.99
     server_epsilon: Annotated[Positive, ReadBy("server", "adam", "lamb")] = 1e-3

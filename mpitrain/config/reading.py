@@ -130,6 +130,7 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
     tables = msgspec.to_builtins(config)
     fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
     places: dict[str, list[str]] = {}
+    asked: dict[str, dict[str, Any]] = {}
     for table, keys in fields.items():
         for key in keys:
             places.setdefault(key.name, []).append(table)
@@ -138,9 +139,9 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         if name in tables:
             if not isinstance(value, Mapping):
                 raise SettingError(f"{name} is a table; write {name}={{...}}, not {value!r}")
-            tables[name] |= value
+            asked.setdefault(name, {}).update(value)
         elif len(found := places.get(name, [])) == 1:
-            tables[found[0]][name] = value
+            asked.setdefault(found[0], {})[name] = value
         elif found:
             known = " or ".join(f"{table}={{{name!r}: ...}}" for table in found)
             raise SettingError(f"{name} is a key of several tables; write {known}")
@@ -148,7 +149,9 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
             raise SettingError(f"{name} is no setting of a job{nearest}")
-    _switch_off(tables, settings)
+    for name, keys in asked.items():
+        tables[name] |= keys
+    _switch_off(tables, asked)
     return converted(tables, Config)
 
 

@@ -115,10 +115,10 @@ def taken(what: str, data: Any, collate: Collate | None = None) -> Taken:
             found["data"] = Stream(dataset, len(data), starting_at=starting_at)
         found["workers"] = min(1, loader.num_workers)
         return Taken(**found | {"shuffles": False})
-    if loader is not data and len(data) != len(dataset):
+    if loader is not data:
         raise DataError(
-            f"{what}: Stream of {len(data)} samples, and its DataLoader's data set has "
-            f"{len(dataset)} by number; give the DataLoader itself, over a Subset"
+            f"{what}: a Stream of a DataLoader over {type(dataset).__name__}, which has samples by "
+            "number; give the DataLoader itself"
         )
     if type(batches) is not utils.BatchSampler:
         return Taken(**found | _own_batches(what, batches, len(dataset)))

@@ -304,7 +304,6 @@ def _product(a: Array, b: Array) -> Array:
     return a @ b
 
 
-@np.errstate(over="ignore")
 def _average(old: Array, new: Array, kept: float) -> None:
     """Move an average; where nothing is kept, a difference would lose small new values."""
     if kept:
@@ -313,6 +312,7 @@ def _average(old: Array, new: Array, kept: float) -> None:
         old[...] = new
 
 
+@np.errstate(over="ignore")
 def _square_sum(x: Array) -> float:
     total, step = 0.0, 1 << 20 if x.dtype == np.float64 else _BLOCK
     for start in range(0, x.size, step):

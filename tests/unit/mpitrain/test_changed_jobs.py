@@ -5,12 +5,17 @@ import re
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import mpitrain
+from collectives import Communicator
 from collectives.calls import tables
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
+from mpitrain.config import Config, Data, Federated, Run, Train
 from mpitrain.metrics.records import Epoch, Resumed, Step
+from mpitrain.run import train
+from mpitrain.start import start
 from tests.cases import slow_case
 
 nn = torch.nn
@@ -235,3 +240,14 @@ def test_a_change_is_refused_by_its_name_and_taken_where_it_is_allowed(tmp_path,
         assert torch.equal(found, one)
     _, records, _ = fitted(tmp_path, resume=True, epochs=3, **job | change)
     assert said in notes(records)[0]
+
+
+def test_keys_that_nothing_reads_make_no_other_job(tmp_path):
+    """An earlier version took those of clients where there are none."""
+    run, steps = Run(dir=str(tmp_path / "run")), Train(epochs=1, steps=2)
+    then = Config(run=run, data=Data("digits"), train=steps, federated=Federated(split="dirichlet"))
+    with Communicator(MPI.COMM_SELF) as comm:
+        with start(comm, then) as trainer:
+            train(trainer)
+        with start(comm, Config(run=run, data=Data("digits"), train=steps)) as trainer:
+            assert resume(trainer.parts).step == 2

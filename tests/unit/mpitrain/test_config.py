@@ -244,6 +244,10 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["own.classes=9"], "own.classes: own.data = '' does not read it; set own.data"),
         (["compress.codec=int8", "compress.sparse=pruned_ring"], "compress.sparse: compress.codec"),
         (["federated.prox=0.1"], "federated.prox: federated.clients = 0 does not read it; set"),
+        (
+            ["federated.server_momentum=0.5"],
+            "federated.clients = 0 does not read it; set federated",
+        ),
         (["federated.clients=2", "federated.alpha=0.1"], "split = 'iid' does not read it, 'dirich"),
         (["server.bound=0"], "server.bound: server.ranks = 0 does not read it; set server.ranks"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
@@ -259,6 +263,8 @@ def test_a_job_without_its_clients_or_servers_is_one_of_the_other_tables(example
     job = load(Path(example), [f"{example}.{switch}=0"])
     assert getattr(job, example) == getattr(Config(), example)
     assert configured(load(Path(example)), {example: {switch: 0}}) == job
+    if switch == "ranks":  # a key of one table alone
+        assert configured(load(Path(example)), {switch: 0}) == job
 
 
 def test_keys_that_nothing_reads_may_be_at_their_defaults(job):

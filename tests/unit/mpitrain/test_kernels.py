@@ -202,3 +202,8 @@ def test_kernels_compile_for_gpus(kind, architecture):
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     assert size.value > 1000
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def test_large_numbers_are_squared_without_a_warning(recwarn):
+    assert HOST.square_sum([np.full(3, 1e20, np.float32)]) == pytest.approx(3e40)
+    assert not recwarn.list

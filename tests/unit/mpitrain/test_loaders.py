@@ -59,7 +59,7 @@ def test_a_sampler_gives_its_own_samples(sampler, drop_last, sizes, distinct):
         (Filtered(range(50), 8), r"Filtered has its own _get_iterator\(\)"),
         (Shifted(InTurn(), 8), "Shifted has its own"),
         (Stream(Shifted(InTurn(), 8), 50), "Shifted has its own"),
-        (Stream(utils.DataLoader(range(50), 8), 20), "of 20 samples, .* data set has 50 by number"),
+        (Stream(utils.DataLoader(range(50), 8), 20), "has samples by number; give the Data"),
         (utils.DataLoader(range(50), 8, sampler=[]), "train_data: list is empty"),
         (utils.DataLoader(range(50), batch_sampler=[]), "train_data: list is empty"),
         *(
