@@ -471,7 +471,7 @@ def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_ba
     assert returned == found
     assert re.match(r"mpiexec -n 4 env .* apptainer exec ", calls[0])
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
-    assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
+    assert calls[2:] == ["scontrol requeue Incomplete 7"] * comes_back
 
 
 #: What the ranks of a job of PBS do, the job's status, and whether it comes back.
@@ -512,7 +512,7 @@ def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, stat
     given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
     returned, calls = contained(tmp_path, status, False, job="train.py", **given)
     assert returned == status
-    assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
+    assert calls[2:] == ["scontrol requeue Incomplete 7"] * bool(limit)
 
 
 @pytest.mark.parametrize(
