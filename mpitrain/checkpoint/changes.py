@@ -31,7 +31,7 @@ _OF_TESTS = re.compile(r"(loss|data)\.|own\.(loss|data|metrics) |it had other da
 
 
 class Origin(NamedTuple):
-    """Order of the samples; file of constants; MPI library and tuning table."""
+    """Order of the samples, empty for any; file of constants; MPI library and tuning table."""
 
     order: str
     constants: str
@@ -91,7 +91,7 @@ def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]
         if key in now and then[key] != now[key]:
             yield f"{key} was {then[key]}, and is {now[key]}"
     order, constants, _ = origin_of(parts)
-    if manifest.order != order:
+    if order not in ("", manifest.order):
         yield f"the order of samples was {manifest.order}, and is {order}"
     if manifest.constants != constants:
         yield "frozen parameters or buffers had other values"
