@@ -9,7 +9,7 @@ tell() {
 }
 
 come_back() {
-    told='' status=0 ended='' usual=20
+    told='' ended='' usual=20
     echo "jobs: job $job on $nodes, restart $restarts"
     case ${1:?a job file or a program is needed} in
         *.py | -m) usual=0 ;; # one that resumes says so by the variable
@@ -31,19 +31,15 @@ come_back() {
     trap 'tell USR1' USR1
     [ -n "$ended" ] || [ "$limit" -gt 0 ] || trap '' USR1 # such a program may have no handler
     trap 'tell TERM' TERM
-    wait "$ranks" || status=$?
-    while kill -0 "$ranks" 2>/dev/null; do # a wait that a signal ended is no end of the ranks
-        status=0
-        wait "$ranks" || status=$?
-    done
+    # A wait that a signal ended is no end of the ranks.
+    while status=0 && { wait "$ranks" || status=$?; } && kill -0 "$ranks" 2>/dev/null; do :; done
     if [ -n "$ended" ] && ! rm "$ended" 2>/dev/null && [ "$status" -eq 0 ]; then
         echo "jobs: the launcher returned 0, but training has not ended"
         status=255
     fi
-    # 0 is done; 1 and 2 are what the program says of itself, 126 and 127 of a command that is not
-    # there, and all would say it again; 75 is that it was told to stop.  Anything else is a rank, a
-    # node or a network that died.  A launcher that is told, too, may return 1 whatever ranks do, and
-    # srun may kill ranks that are on their way out.
+    # 0 is done; 1 and 2 are the program's own errors, 126 and 127 a command that is not there: all
+    # would come again.  75: it was told to stop; others: a rank, a node or a network died.  When told,
+    # a launcher may return 1 whatever ranks do, and srun may kill ranks on their way out.
     case $status/$told in
         0/* | 1/ | 2/* | 126/* | 127/*) exit "$status" ;;
         75/*) echo "jobs: stopped as told" ;;

@@ -13,8 +13,9 @@ runs=$(of_job run_count)
 restarts=$((${MPITRAIN_RESTART:-0} + (${runs:-1} > 1 ? ${runs:-1} - 1 : 0))) # those of PBS itself, too
 # The file has mpiprocs lines for each node; some sites write one.
 many=$(sort -u "$PBS_NODEFILE" | wc -l)
-per_node=${MPITRAIN_RANKS_PER_NODE:-$(($(wc -l <"$PBS_NODEFILE") / many))}
-count=$((many * per_node))
+count=${MPITRAIN_RANKS_PER_NODE:+$((many * MPITRAIN_RANKS_PER_NODE))}
+count=${count:-$(wc -l <"$PBS_NODEFILE")}
+per_node=$(((count + many - 1) / many)) # chunks may differ
 hosts=(-machinefile "$PBS_NODEFILE")
 
 # Sends this shell SIGUSR1 two minutes before the walltime ends, as SLURM does by itself.

@@ -7,7 +7,11 @@ nodes=${SLURM_JOB_NODELIST:-}
 restarts=${SLURM_RESTART_COUNT:-0}
 count=${SLURM_NTASKS:-$((${SLURM_NNODES:-1} * ${SLURM_NTASKS_PER_NODE:-1}))}
 hosts=() # mpiexec asks SLURM itself
-queue_again() { echo "jobs: queueing $job again" && scontrol requeue "$job"; }
+export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE is about the script, and srun would obey it, too
+queue_again() { # not what scancel has ended; a job that was told in time may be beyond its limit
+    [ "$told" = USR1 ] || set -- Incomplete
+    echo "jobs: queueing $job again${1:+, unless it was cancelled}" && scontrol requeue "$@" "$job"
+}
 
 starter() {
     case $1 in

@@ -7,4 +7,4 @@ if [ -e /dev/nvidiactl ]; then
     export UCX_TLS=$UCX_TLS,cuda_copy,gdr_copy,cuda_ipc  # device memory, and GPU to GPU in a node
     export UCX_MEMTYPE_CACHE=n          # it misses what CuPy's wheels allocate: their CUDA is linked in
 fi
-export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}  # BLAS threads; the trainer limits its own, too
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}  # BLAS threads

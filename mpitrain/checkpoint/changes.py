@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from collectives import provenance
 from collectives.calls.tables import described
@@ -15,6 +16,7 @@ from mpitrain.config import Config, by_key
 from mpitrain.config.unread import readers
 
 if TYPE_CHECKING:
+    from mpitrain.checkpoint.manifest import Progress
     from mpitrain.checkpoint.reader import CheckpointReader
     from mpitrain.training.parts import Parts
 
@@ -24,10 +26,12 @@ _DECISIVE = re.compile(
     r"|federated\.(?!rounds).*|optim\.name|run\.(seed|random|dtype|compute)|train\.batch_size"
     r"|train\.epochs"
 )
+#: Differences after which losses and tests measure something else.
+_OF_TESTS = re.compile(r"(loss|data)\.|own\.(loss|data|metrics) |it had other data")
 
 
 class Origin(NamedTuple):
-    """Order of the samples; file of constants; MPI library and tuning table."""
+    """Order of the samples, empty for any; file of constants; MPI library and tuning table."""
 
     order: str
     constants: str
@@ -87,10 +91,23 @@ def differences(parts: "Parts", checkpoint: "CheckpointReader") -> Iterator[str]
         if key in now and then[key] != now[key]:
             yield f"{key} was {then[key]}, and is {now[key]}"
     order, constants, _ = origin_of(parts)
-    if manifest.order != order:
+    if order not in ("", manifest.order):
         yield f"the order of samples was {manifest.order}, and is {order}"
     if manifest.constants != constants:
         yield "frozen parameters or buffers had other values"
     if manifest.data != parts.data_digest:
         path = parts.config.data.path
         yield f"it had other data: what data.path = {path!r} or own.clients says has changed since"
+
+
+def progress_of(parts: "Parts", checkpoint: "CheckpointReader") -> tuple["Progress", list[str]]:
+    """Progress of a checkpoint, without losses and tests of something else, and notes on these."""
+    progress, rates = checkpoint.manifest.progress, parts.measured_rates
+    if any(map(_OF_TESTS.match, differences(parts, checkpoint))):
+        note = "tests begin anew: those before, and the losses, measured something else"
+        return replace(progress, seen={}, losses=[], measured=[]), [note]
+    then, now = checkpoint.job.evaluate.watch, parts.config.evaluate.watch
+    if rates and progress.measured and then != now:
+        note = f"the schedule's tests begin anew: evaluate.watch was {then}, and is {now}"
+        return replace(progress, measured=[]), [note]
+    return progress, []

@@ -74,6 +74,5 @@ def resume(parts: "Parts", *, allow_changes: bool = False, before: float = inf) 
     if parts.rates.ahead != parts.rates.tabulated:
         parts.rates.tabulate(parts.comm, parts.objects.schedule)
     if parts.measured_rates:
-        measured = checkpoint.manifest.progress.measured
-        parts.measured_rates.resume(measured, parts.steps_done)
+        parts.measured_rates.resume(parts.steps_done)
     return Resumed(parts.steps_done, str(checkpoint.folder), refused, notes)

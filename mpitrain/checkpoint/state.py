@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Shape
 from mpitrain.checkpoint import exchange, workers
-from mpitrain.checkpoint.changes import differences, origin_of
+from mpitrain.checkpoint.changes import differences, origin_of, progress_of
 from mpitrain.checkpoint.manifest import (
     EXCHANGE_STATE,
     CheckpointError,
@@ -21,6 +21,7 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
+from mpitrain.training.early_stopping import Seen
 from mpitrain.update.updater import AVERAGE
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def restore(
             values[...] = parts.device.put(whole)
     if anew := exchange.restore(parts, checkpoint):
         notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
-    progress = checkpoint.manifest.progress
+    progress, anew = progress_of(parts, checkpoint)
+    notes += anew
     left_out = workers.left_out(parts, checkpoint, as_they_were)
     for _, name in lacking:  # a tensor whose state begins now counts its updates from now on
         if not any((slot, name) in there for slot in slots or due):
@@ -211,8 +213,9 @@ def restore(
         parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
     if parts.account.noise and progress.noise:
         parts.account.noise.averages = progress.noise
-    for text in parts.watch.seen.keys() & progress.seen.keys():
-        parts.watch.seen[text] = progress.seen[text]
+    parts.watch.seen = {text: progress.seen.get(text, Seen()) for text in parts.watch.seen}
+    if parts.measured_rates:
+        parts.measured_rates.values = progress.measured
     if parts.scale.enabled:
         parts.scale.value = progress.loss_scale
         parts.scale.good_steps = progress.good_steps

@@ -15,6 +15,7 @@ from collectives.commands import show_log
 from collectives.extras import CheckedTransport
 from collectives.files import check_regular
 from mpitrain import data, extras
+from mpitrain.checkpoint.changes import origin_of
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import checkpoints, resume
 from mpitrain.commands.arguments import parse
@@ -182,6 +183,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     if not config.federated.clients:
         config = replace(config, own=replace(config.own, clients=""))
     with loop_of_job(comm, config) as loop:
+        # A test has no order of samples; that of workers with their own goes by their number.
+        loop.parts.origin = origin_of(loop.parts)._replace(order="")
         found = resume(loop.parts)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")

@@ -220,10 +220,11 @@ def apply(tables: dict[str, Any], override: str) -> None:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{place}: {parent} is a value in the job file, not a table")
+    text = text.strip()  # an end of a line of Windows, too, which TOML does not take
     try:
         table[key] = tomllib.loads(f"value = {text}")["value"]
     except ValueError:
-        table[key] = text.strip()
+        table[key] = text
     except RecursionError as error:
         raise ConfigError(f"{place.strip()}: the value is nested too deeply") from error
 
@@ -231,9 +232,16 @@ def apply(tables: dict[str, Any], override: str) -> None:
 def expect_read(job: Config, brought: Brought | None = None) -> None:
     """Check that a run reads all keys that the job sets, with the parts that a program brings.
 
+    Its folder may not begin with ``~``, which nothing expands.
+
     Raises:
         ConfigError: not of a key; the message is one sentence with the place as a dotted path.
     """
+    if job.run.dir.startswith("~"):
+        raise ConfigError(
+            f"run.dir: {job.run.dir!r} would make a folder called ~; only a shell expands it, and "
+            "not behind =; write the home folder out"
+        )
     for place, why in unread(job, brought or Brought()):
         raise ConfigError(f"{place}: {why}")
 

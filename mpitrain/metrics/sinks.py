@@ -19,7 +19,7 @@ from collectives.errors import needed, words
 from mpitrain.config import Config, ConfigError, by_key
 from mpitrain.files import begin
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import Epoch, Record, Step, Write
+from mpitrain.metrics.records import Back, Epoch, Record, Skipped, Step, Write
 from mpitrain.metrics.writer import ReportError
 
 Job = Mapping[str, Any]
@@ -45,7 +45,7 @@ def _csv(folder: Path, job: Job, done: int) -> Iterator[Log]:
                 file.write(line(map({"step": step, **numbers}.get, names)))
                 return
             known = read_records(folder / "metrics.jsonl").records  # this one is the last
-            rows = [{"step": step, **found} for step, found in _numbers(known)]
+            rows = [{"step": step, **found} for step, found in _numbers(known) if found]
             names.update(dict.fromkeys(name for row in rows for name in row))
             lines = [line(names), *(line(map(row.get, names)) for row in rows)]
             file = opened.enter_context(begin(folder / "metrics.csv", lines))
@@ -127,7 +127,8 @@ def sink(
 
         def write(record: Record) -> None:
             nonlocal last
-            for last, numbers in _numbers([record], last):  # noqa: B020
+            ((last, numbers),) = _numbers([record], last)
+            if numbers:
                 with _failing(name):
                     log(last, numbers)
 
@@ -135,16 +136,20 @@ def sink(
 
 
 def _numbers(records: Iterable[Record], step: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
-    """Steps and tests as their numbers by name; ``step``: the last one before them."""
+    """Step of each record, and numbers of a step or a test by name; ``step``: the last before."""
     for record in records:
+        numbers: dict[str, float] = {}
+        if isinstance(record, Step | Skipped | Back):
+            step = record.step
         if isinstance(record, Step):
             told = msgspec.to_builtins(record)
-            step, parts = told.pop("step"), [told.pop(key, {}) for key in _PARTS]
-            numbers = {name: value for name, value in told.items() if name != "event"}
-            yield step, numbers | parts[0] | parts[1] | parts[2]
+            parts = [told.pop(key, {}) for key in _PARTS]
+            numbers = {name: value for name, value in told.items() if name not in ("event", "step")}
+            numbers = numbers | parts[0] | parts[1] | parts[2]
         elif isinstance(record, Epoch):
             tested = {"loss": record.test_loss, **record.metrics}
-            yield step, {"epoch": record.epoch, **{f"test_{n}": v for n, v in tested.items()}}
+            numbers = {"epoch": record.epoch, **{f"test_{n}": v for n, v in tested.items()}}
+        yield step, numbers
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import msgspec
 
 from mpitrain.config import Config, by_key
 from mpitrain.metrics.reader import Log
-from mpitrain.metrics.records import Epoch, RankTime, Start, Step, Times
+from mpitrain.metrics.records import Back, Epoch, RankTime, Skipped, Start, Step, Times
 from mpitrain.metrics.words import counted, in_words, measured
 
 #: A rank is named if waits for it take at least this share of all communication.
@@ -178,7 +178,7 @@ def curve(log: Log) -> list[tuple[int, Epoch]]:
     """Tests with the steps before them."""
     done, found = 0, []
     for record in log.records:
-        if isinstance(record, Step):
+        if isinstance(record, Step | Skipped | Back):
             done = record.step
         elif isinstance(record, Epoch):
             found.append((done, record))

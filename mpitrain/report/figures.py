@@ -50,7 +50,7 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
         _legend(first)
         name = next(iter(tests[-1][1].metrics), "") if tests else ""
         percent = 100 if is_share(name) else 1
-        points = [(step, percent * test.metrics[name]) for step, test in tests if name]
+        points = [(n, percent * one.metrics[name]) for n, one in tests if name in one.metrics]
         _curve(second, points, "test", dots=True)
         if points:
             title(second, f"{name} in tests: {shown(name, points[-1][1] / percent)}")

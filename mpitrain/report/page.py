@@ -10,7 +10,7 @@ from pathlib import Path
 from collectives.files import replace
 from mpitrain.config import by_key
 from mpitrain.metrics.reader import Log, read_records
-from mpitrain.metrics.records import Resumed, Saved, Skipped, Start, Step, Straggler, Times
+from mpitrain.metrics.records import Back, Resumed, Saved, Skipped, Start, Step, Straggler, Times
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
 from mpitrain.metrics.words import counted, in_words, measured, summed
 from mpitrain.report import facts, figures
@@ -208,6 +208,8 @@ def _events(log: Log) -> str:
                         "long as its peers",
                     )
                 )
+            case Back():
+                rows.append((f"step {record.spike} spike", str(record)))
             case Resumed():
                 rows += [("checkpoint refused", why) for why in record.refused]
                 rows.append((f"step {record.step} resumed", record.path))

@@ -168,9 +168,9 @@ class MeasuredRates:
         """
         self._follow([{**test.metrics, "loss": test.test_loss}[self._name]], step, anew=False)
 
-    def resume(self, values: Sequence[float | None], step: int) -> None:
+    def resume(self, step: int) -> None:
         """Set the rates as after tests that measured ``values``; collective; errors of note()."""
-        self.values = []
+        values, self.values = self.values, []
         self._follow(values, step, anew=True)
 
     def _follow(self, values: Sequence[float | None], step: int, *, anew: bool) -> None:

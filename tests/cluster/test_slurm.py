@@ -158,13 +158,23 @@ own = pathlib.Path(f"state-{os.environ['SLURM_PROCID']}")
 if own.exists():
     print("went on with", sys.argv[1:])
     sys.exit(0)
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+for name in ("SIGUSR1", "SIGTERM"):
+    signal.signal(getattr(signal, name), lambda *_: sys.exit(75))
 own.touch()
 time.sleep(60)
 """
 
 
-def test_a_program_of_ones_own_comes_back_under_plain_srun(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "state", "said", "resumed"),
+    [
+        (["--batch", "--signal=USR1"], "COMPLETED", "jobs: stopped as told", 4),
+        ([], "CANCELLED", "again, unless it was cancelled", 0),
+    ],
+)
+def test_a_program_of_ones_own_comes_back_unless_it_was_cancelled(
+    cluster, tmp_path, how, state, said, resumed
+):
     (tmp_path / "mine.py").write_text(STOPS)
     script = written(tmp_path, "--launcher", "srun", "--restarts", "1", "mine.py", "--", "a b")
     number = cluster.sbatch("--chdir", str(tmp_path), script)
@@ -172,11 +182,11 @@ def test_a_program_of_ones_own_comes_back_under_plain_srun(cluster, tmp_path):
     while len(list(tmp_path.glob("state-*"))) < 4:
         assert time.monotonic() < deadline, told(tmp_path)
         time.sleep(0.1)
-    cluster.run(["scancel", "--batch", "--signal=USR1", number])
-    assert cluster.wait(number, 60) == "COMPLETED", told(tmp_path)
+    cluster.run(["scancel", *how, number])
+    assert cluster.wait(number, 60) == state, told(tmp_path)
     text = told(tmp_path)
-    assert "jobs: srun --kill-on-bad-exit=1 " in text and "jobs: stopped as told" in text
-    assert text.count("went on with ['a b']") == 4
+    assert "jobs: srun --kill-on-bad-exit=1 " in text and said in text
+    assert text.count("went on with ['a b']") == resumed
 
 
 def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from mpi4py import MPI
 
 import mpitrain
-from mpitrain.commands.ranks import run
+from collectives import Communicator
+from mpitrain.commands.arguments import parse
+from mpitrain.commands.ranks import evaluate, run
 from mpitrain.config import ConfigError, Own, load
 from mpitrain.config.own import brought
 
@@ -90,6 +93,19 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
     if comm.rank == 0:
         assert last(folder)["metrics"] == tests[-1].metrics
         assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
+
+
+def test_eval_takes_samples_in_any_order(comm, folder, job, capfd):
+    """As of workers with samples of their own, whose number may be another one."""
+    split = ["--set", "sync.kind=local", "--set", "sync.split=iid"]
+    assert run(["train", str(job), *split]) == 0
+    capfd.readouterr()
+    assert run(["eval", str(job), *split]) == 0
+    told = capfd.readouterr().out
+    assert comm.rank or f"loss {last(folder)['test_loss']:.6f}" in told
+    with Communicator(MPI.COMM_SELF) as alone:
+        assert evaluate(alone, parse(["eval", str(job), *split])) == 0
+    assert f"loss {last(folder)['test_loss']:.6f}" in capfd.readouterr().out
 
 
 def test_a_scheduler_of_torch(comm, folder, job, capfd):

@@ -154,6 +154,35 @@ def test_rates_behind_another_size_of_batches_are_again_those_of_before(
         assert [rates.rate(step) for step in range(rates.total_steps)] == before
 
 
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"batch_size": 16}, {"seen", "losses", "measured"}),
+        ({"evaluate": {"watch": "lower mae", "patience": 3}}, {"losses"}),
+        ({"loss": nn.functional.l1_loss}, set()),
+        ({"train_data": data(96)}, set()),
+    ],
+)
+def test_tests_count_as_long_as_they_measure_the_same(tmp_path, change, kept):
+    """For patience, spikes, and a scheduler that follows them."""
+    job = {
+        "model": model, "loss": nn.functional.mse_loss, "metrics": {"mae": nn.functional.l1_loss},
+        "train_data": data(), "test_data": data(8), "batch_size": 8, "epochs": 2,
+        "evaluate": {"patience": 3}, "run": {"on_spike": "repeat"}, "checkpoint": {"every": 9},
+        "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau, "optimizer": of("SGD"),
+        "dir": str(tmp_path), "shadow": 0,
+    }  # fmt: skip
+    with mpitrain.Trainer(**job, steps=9) as trainer:
+        trainer.fit()
+    with mpitrain.Trainer(**job | change) as trainer:
+        found, parts = resume(trainer.parts, allow_changes=True), trainer.parts
+    (seen,) = parts.watch.seen.values()
+    counts = {"seen": seen.step, "losses": parts.spikes.losses}
+    counts["measured"] = parts.measured_rates.values
+    assert {name for name, value in counts.items() if value} == kept
+    assert any("ests begin anew" in note for note in found.notes) == (len(kept) < 3)
+
+
 def test_samples_in_another_order_come_again_and_are_counted(tmp_path):
     fitted(tmp_path, steps=3)
     job = {"train_data": data(96), "test_data": data(8)}

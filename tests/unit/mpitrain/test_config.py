@@ -36,7 +36,7 @@ def test_examples_are_valid(path):
 def test_values_are_read(job):
     config = load(
         job('[run]\ndir = "out"\n[model]\nhidden = [3, 4]\n[optim]\nlr = 1\n'),
-        ["train.epochs=3", "model.hidden=[9]", "parallel.algorithm=ring", 'run.dtype="float64"'],
+        ["train.epochs=3\r", "model.hidden=[9]", "parallel.algorithm=ring", 'run.dtype="float64"'],
     )
     assert config.run.dir == "out"
     assert config.run.dtype == "float64"
@@ -111,6 +111,7 @@ def test_mistakes_are_one_sentence_with_the_place(job, text, message):
         ("optim.lr=0,1", "optim.lr: expected a number, got '0,1'"),
         ("optim.lt=1", "optim.lt: unknown key; did you mean 'lr'?"),
         ("run.dir=", "run.dir: is empty"),
+        ("run.dir=~/a", "run.dir: '~/a' would make a folder called ~; only a shell expands it"),
         ("run.dir=\udcff", "run.dir: is not UTF-8: '\\udcff'"),
         ("data.path=\udcff", "data.path: is not UTF-8"),
         (f"x.y={'[' * 3000}", "x.y: the value is nested too deeply"),

@@ -158,6 +158,12 @@ def test_a_csv_has_a_row_for_each_step_and_test(tmp_path):
     recorded(job, done=1, steps=2)
     with (tmp_path / "metrics.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
+    with recorder(job, steps=2) as write:  # each test is behind the step before it
+        back, skipped = Back(1, 2, "high", [], 1), Skipped(2, "rank 0", 1.0)
+        for record in (STEP, replace(STEP, step=2), back, Epoch(0, 0.5), skipped, Epoch(0, 0.5)):
+            write(record)
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "1", "2"]
 
 
 def test_curves_for_tensorboard(tmp_path, monkeypatch):

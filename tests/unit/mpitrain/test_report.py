@@ -13,6 +13,7 @@ from mpitrain.config import Config, Run
 from mpitrain.metrics import recorder
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import (
+    Back,
     Epoch,
     RankTime,
     Resumed,
@@ -25,7 +26,7 @@ from mpitrain.metrics.records import (
     Times,
 )
 from mpitrain.metrics.trace import Span, chrome, read_trace
-from mpitrain.report import facts, page, write_report
+from mpitrain.report import facts, figures, page, write_report
 
 
 def written(tmp_path):
@@ -205,12 +206,22 @@ def test_a_continued_run_keeps_what_it_reported(folder):
     with recorder(job, steps=3, done=2) as write:
         write(read_records(folder / "metrics.jsonl").start())
         write(Step(3, 0, 8, 9.0, 0.5, 0.1, 0.25, 32.0, 0.2))
+        write(Back(2, 3, "high", [3], 1))
+        write(Epoch(0, 0.5, {"mae": 0.25}))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [line.split('"step":')[1][0] for line in lines if '"event":"step"' in line] == list(
         "123"
     )
-    assert '"loss":9.0' in lines[-1]
-    assert "writes the time of each rank when it ends" in write_report(folder).read_text()
+    assert '"loss":9.0' in lines[-3]
+    text = " ".join(visible(write_report(folder).read_text()).split())
+    assert "writes the time of each rank when it ends" in text
+    assert "step 3 spike back to step 2 without 1 step (3), time 1: high" in text
+    assert "epoch step measured loss 0 2 mae 0.25 0.5" in text
+
+
+def test_metrics_of_the_last_test_may_be_others():
+    tests = [(1, Epoch(0, 0.5, {"accuracy": 0.5})), (2, Epoch(1, 0.5, {"mae": 0.25}))]
+    assert "mae in tests: 0.25" in visible(figures.losses([], tests))
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):

@@ -319,6 +319,7 @@ def bash(folder, text, **env):
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
 NODES = "a\na\nb\nb\n"
+UNEVEN = "a\na\na\nb\nb\n"
 #: What a script of each scheduler reads.
 SOURCES = {
     kind: "; ".join(f". {ROOT}/jobs/{name}.sh" for name in (kind, "launch", "again"))
@@ -345,13 +346,19 @@ SOURCES = {
          "mpiexec -n 4 --ppn 2 --cpu-bind none python -m x y"),
         ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
          "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "aurora", "NODES": UNEVEN},
+         "mpiexec -n 5 --ppn 3 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {"NODES": UNEVEN}, "mpiexec -n 5 -machinefile {folder}/nodes python -m x y"),
+        *(("pbs", {"MPITRAIN_SITE": site, "MPITRAIN_LAUNCHER": "pals", "OMP_NUM_THREADS": "3"},
+           "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 3 python -m x y")
+          for site in ("infiniband_mpich", "infiniband_openmpi")),
         ("pbs", {}, "mpiexec -n 4 -machinefile {folder}/nodes python -m x y"),
         ("pjm", {}, "mpiexec -n 8 python -m x y"),
     ],
 )  # fmt: skip
 def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     """The line of each launcher, from any folder, with the options of the site and the user."""
-    (tmp_path / "nodes").write_text(NODES)
+    (tmp_path / "nodes").write_text(given.get("NODES", NODES))
     pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     given = {"MPITRAIN_HOME": str(ROOT), "MPITRAIN_ARGUMENTS": "-m x y"} | given
     own = {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler]
@@ -388,15 +395,15 @@ def test_ranks_of_other_nodes_have_the_variables_of_the_script(tmp_path):
     ],
 )
 def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
-    """Two nodes of four cores with two threads each."""
+    """Two nodes of four cores with two threads each; ranks have the script's variables, too."""
     cpus = "".join(f"{n % 4},0\\n" for n in range(8))
     told = 'echo "hint ${SLURM_HINT:-}${SRUN_CPUS_PER_TASK:+ $SRUN_CPUS_PER_TASK}"'
-    hinted = dict.fromkeys(("srun", "mpiexec"), told)
+    hinted = dict.fromkeys(("srun", "mpiexec"), f"{told} $SLURM_EXPORT_ENV")
     env = stand_ins(tmp_path, lscpu=f"printf '# CORE\\n{cpus}'", **hinted)
-    env |= {"MPITRAIN_LAUNCHER": "srun"}
+    env |= {"MPITRAIN_LAUNCHER": "srun", "SLURM_EXPORT_ENV": "NONE"}  # of sbatch --export=NONE
     env |= SLURM | {"SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8"} | given
     told = bash(tmp_path, f"{SOURCES['slurm']}; launch -m x y", **env)
-    assert told.stdout.endswith(f"\nhint {hint}\n"), told
+    assert told.stdout.endswith(f"\nhint {hint} ALL\n"), told
 
 
 @needs_shellcheck
@@ -471,7 +478,7 @@ def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_ba
     assert returned == found
     assert re.match(r"mpiexec -n 4 env .* apptainer exec ", calls[0])
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
-    assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
+    assert calls[2:] == ["scontrol requeue Incomplete 7"] * comes_back
 
 
 #: What the ranks of a job of PBS do, the job's status, and whether it comes back.
@@ -512,7 +519,7 @@ def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, stat
     given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
     returned, calls = contained(tmp_path, status, False, job="train.py", **given)
     assert returned == status
-    assert calls[2:] == ["scontrol requeue 7"] * bool(limit)
+    assert calls[2:] == ["scontrol requeue Incomplete 7"] * bool(limit)
 
 
 @pytest.mark.parametrize(
