@@ -149,8 +149,8 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             nearest = f"; did you mean {near[0]}?" if near else ""
             raise SettingError(f"{name} is no setting of a job{nearest}")
-    for name, keys in asked.items():
-        tables[name] |= keys
+    for name, own in asked.items():
+        tables[name] |= own
     _switch_off(tables, asked)
     return converted(tables, Config)
 
