@@ -179,9 +179,10 @@ def normalise(
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
-    config = replace(load_once(comm, options), server=Server(), sync=Sync())
-    if not config.federated.clients:
-        config = replace(config, own=replace(config.own, clients=""))
+    config = load_once(comm, options)
+    own = config.sync  # whose samples are whose is a part of the job
+    sync = Sync(split=own.split, alpha=own.alpha, labels=own.labels)
+    config = replace(config, server=Server(), sync=sync)
     with loop_of_job(comm, config) as loop:
         # A test has no order of samples; that of workers with their own goes by their number.
         loop.parts.origin = origin_of(loop.parts)._replace(order="")

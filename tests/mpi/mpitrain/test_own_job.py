@@ -48,6 +48,8 @@ def optimizer(parameters):
 
 def schedule(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+
+clients = [number % 8 for number in range(60)]
 """
 JOB = """
 [own]
@@ -86,18 +88,19 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
     with mpitrain.Trainer(comm, config, **brought(config.own)) as trainer:
         tests = trainer.fit()
     capfd.readouterr()
-    # Clients have no part in a test.
-    clients = ["own.clients=a.py:b", "sync.kind=local", "sync.split=own"]
-    assert run(["eval", str(job), *(word for one in clients for word in ("--set", one))]) == 0
+    assert run(["eval", str(job)]) == 0
     told = capfd.readouterr().out
     if comm.rank == 0:
         assert last(folder)["metrics"] == tests[-1].metrics
         assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
 
 
-def test_eval_takes_samples_in_any_order(comm, folder, job, capfd):
+@pytest.mark.parametrize("kind", ["iid", "own"])
+def test_eval_takes_samples_in_any_order(comm, folder, job, capfd, kind):
     """As of workers with samples of their own, whose number may be another one."""
-    split = ["--set", "sync.kind=local", "--set", "sync.split=iid"]
+    split = ["--set", "sync.kind=local", "--set", f"sync.split={kind}"]
+    if kind == "own":
+        split += ["--set", f"own.clients={folder}/waves.py:clients"]
     assert run(["train", str(job), *split]) == 0
     capfd.readouterr()
     assert run(["eval", str(job), *split]) == 0
