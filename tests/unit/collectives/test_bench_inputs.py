@@ -24,9 +24,9 @@ def test_steps_end_with_the_largest():
 
 
 def test_native_is_always_measured():
-    assert bench.algorithms("allreduce", "ring") == ["ring", "native"]
-    assert bench.algorithms("allreduce", "native,ring") == ["native", "ring"]
-    assert "native" in bench.algorithms("alltoall", "all")
+    assert bench.algorithms("allreduce", "ring", 2) == ["ring", "native"]
+    assert bench.algorithms("allreduce", "native,ring", 2) == ["native", "ring"]
+    assert "native" in bench.algorithms("alltoall", "all", 2)
 
 
 def test_commas_within_options():
