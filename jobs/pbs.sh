@@ -15,7 +15,6 @@ restarts=$((${MPITRAIN_RESTART:-0} + (${runs:-1} > 1 ? ${runs:-1} - 1 : 0))) # t
 many=$(sort -u "$PBS_NODEFILE" | wc -l)
 count=${MPITRAIN_RANKS_PER_NODE:+$((many * MPITRAIN_RANKS_PER_NODE))}
 count=${count:-$(wc -l <"$PBS_NODEFILE")}
-per_node=$(((count + many - 1) / many)) # chunks may differ
 hosts=(-machinefile "$PBS_NODEFILE")
 
 # Sends this shell SIGUSR1 two minutes before the walltime ends, as SLURM does by itself.
@@ -53,7 +52,8 @@ queue_again() {
 
 starter() {
     [ "$1" = pals ] || fail "MPITRAIN_LAUNCHER=$1: expected mpirun or pals under PBS"
-    command=(mpiexec -n "$count" --ppn "$per_node")
+    per_node=$((count / many)) # PALS has one number for all nodes
+    command=(mpiexec -n $((many * per_node)) --ppn "$per_node")
     [[ " ${options[*]}" == *" --cpu-bind"* ]] ||
         command+=(--cpu-bind depth --depth "${OMP_NUM_THREADS:-1}")
 }

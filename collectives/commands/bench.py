@@ -26,6 +26,7 @@ from collectives.commands.arguments import (
     positive,
     rate,
     size,
+    split,
 )
 from collectives.commands.program import Commands, add_verbose, refuse, show_log
 from collectives.contracts import CONTRACTS
@@ -134,7 +135,8 @@ def _add_flags(group: Callable[[str], argparse._ArgumentGroup]) -> None:
 def algorithms(collective: str, text: str, size: int, uneven: bool = False) -> list[str]:
     """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
     registered; all are those for ``size`` ranks, with ``uneven`` those that take unequal blocks."""
-    usual = [n for n in names(collective, size) if not uneven or find(collective, n).uneven]
+    every = names(collective, size if "all" in split(text) else None)  # trees take long to pack
+    usual = [n for n in every if not uneven or find(collective, n).uneven]
     wanted = known(text, usual)
     for name in wanted.values():
         if name not in ("auto", "native", "nccl"):

@@ -74,7 +74,7 @@ def _decisive(job: Config) -> dict[str, object]:
     usual, unread = Config(), set[str]()
     for table, key, by in readers():
         reader = attrgetter(f"{table}.{by.key}")
-        if not by.reads(reader(job), reader(usual)):
+        if f"{table}.{by.key}" in unread or not by.reads(reader(job), reader(usual)):
             unread.add(f"{table}.{key}")
     return {
         key: str(value).rpartition(":")[2] if key.startswith("own.") else value

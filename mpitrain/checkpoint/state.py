@@ -229,7 +229,7 @@ def _go_on(parts: "Parts", checkpoint: "CheckpointReader") -> list[str]:
     """
     progress, sampler, notes = checkpoint.manifest.progress, parts.sampler, list[str]()
     parts.steps_done, epoch, seen = progress.step, progress.epoch, progress.samples
-    if seen and checkpoint.manifest.order != origin_of(parts).order:
+    if seen and origin_of(parts).order not in ("", checkpoint.manifest.order):
         notes = [f"the samples have another order, so that {seen} of epoch {epoch} come again"]
         seen, parts.watch.tested = 0, progress.step  # no test is missing here
     left = sum(1 for _ in sampler.batches(epoch, seen))

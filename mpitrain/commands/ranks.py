@@ -180,8 +180,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     # A test needs no servers and no exchange of workers, however the model was trained.
     config = load_once(comm, options)
-    own = config.sync  # whose samples are whose is a part of the job
-    sync = Sync(split=own.split, alpha=own.alpha, labels=own.labels)
+    # Clients that the program names are a part of the data; other splits go by the ranks.
+    sync = Sync(split="own") if config.sync.split == "own" else Sync()
     config = replace(config, server=Server(), sync=sync)
     with loop_of_job(comm, config) as loop:
         # A test has no order of samples; that of workers with their own goes by their number.

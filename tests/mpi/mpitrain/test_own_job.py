@@ -49,6 +49,10 @@ def optimizer(parameters):
 def schedule(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 
+def cycle(optimizer):
+    one_cycle = torch.optim.lr_scheduler.OneCycleLR
+    return one_cycle(optimizer, 0.01, total_steps=12, cycle_momentum=False)
+
 clients = [number % 8 for number in range(60)]
 """
 JOB = """
@@ -93,6 +97,12 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
     if comm.rank == 0:
         assert last(folder)["metrics"] == tests[-1].metrics
         assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
+
+
+def test_eval_within_an_epoch_asks_a_scheduler_for_no_further_step(comm, folder, job):
+    own = ["--set", f"own.schedule={folder}/waves.py:cycle"]
+    assert run(["train", str(job), *own, "--set", "train.steps=6"]) == 0
+    assert run(["eval", str(job), *own]) == 0
 
 
 @pytest.mark.parametrize("kind", ["iid", "own"])

@@ -29,6 +29,11 @@ def test_native_is_always_measured():
     assert "native" in bench.algorithms("alltoall", "all", 2)
 
 
+def test_a_named_algorithm_builds_no_other(monkeypatch):
+    monkeypatch.delattr("collectives.algorithms.registry.Registry._serves")
+    assert bench.algorithms("allreduce", "ring", 512) == ["ring", "native"]
+
+
 def test_commas_within_options():
     assert arguments.split("ring,parameter_server:servers=2,native") == [
         "ring",

@@ -347,7 +347,7 @@ SOURCES = {
         ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
          "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
         ("pbs", {"MPITRAIN_SITE": "aurora", "NODES": UNEVEN},
-         "mpiexec -n 5 --ppn 3 --cpu-bind depth --depth 1 python -m x y"),
+         "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
         ("pbs", {"NODES": UNEVEN}, "mpiexec -n 5 -machinefile {folder}/nodes python -m x y"),
         *(("pbs", {"MPITRAIN_SITE": site, "MPITRAIN_LAUNCHER": "pals", "OMP_NUM_THREADS": "3"},
            "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 3 python -m x y")
