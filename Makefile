@@ -10,7 +10,7 @@ NP     ?= 4
 FEW    ?= 3
 GRIDS  ?= 2
 FULL   ?= 1 2 3 4 5 7 8
-TESTS  ?= tests/unit tests/local tests/launch
+TESTS  ?= tests/unit tests/local
 # Of make layouts-N: drawn jobs.
 ROUNDS ?= 50
 # Of make test-full: drawn moments at which runs are killed, of each kind of fault.
@@ -49,12 +49,13 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded conformance torch-tests heat accelerate-tests tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick launch slow test-full bench lint check lowest wheel-check docs seeded conformance torch-tests heat accelerate-tests tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
 	@echo "make doctor         what is wrong with this machine, seen from NP=$(NP) ranks"
 	@echo "make test           the quick tests: without MPI, collectives on $(FEW) ranks, trainer on $(GRIDS)"
+	@echo "make launch         the quick tests that start jobs: some fail, are killed, run on; minutes"
 	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
 	@echo "make quick, slow    of TESTS=$(TESTS): what make test runs, and leaves out"
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
@@ -116,6 +117,9 @@ mpitrain-%: install
 
 quick: install
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(CHOSEN) $(TESTS)
+
+launch:
+	$(MAKE) quick TESTS=tests/launch
 
 slow: install
 	$(BIN)/python -m pytest -q -m slow $(WORKERS) $(CHOSEN) $(TESTS)
