@@ -12,6 +12,7 @@ from mpitrain.commands.ranks import evaluate, run
 from mpitrain.config import ConfigError, Own, load
 from mpitrain.config.own import brought
 
+pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytestmark = pytest.mark.at_most(5)
 
 WAVES = """
