@@ -96,7 +96,7 @@ def best_segments(schedule: Schedule, nbytes: float, model: Model) -> int:
     this is Hockney's pipelining argument.  At most
     :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
 
-    Cost: generates the schedules of the first ranks, up to some ten thousand steps.
+    Cost: generates the schedules of the first ranks, up to 65,536 steps and all empty rounds.
     """
     row: dict[int, int] = defaultdict(int)
     busiest = messages = walked = 0
