@@ -69,7 +69,7 @@ def as_read(job: Config, kinds: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
-    """Keys that are set and that nothing reads, and a model not for the data, as (key, sentence)."""
+    """Keys that nothing reads but are set, and a model not for its data: (key, sentence)."""
     usual = Config()
     for table, name, reader in readers():
         key, by, values = f"{table}.{name}", f"{table}.{reader.key}", reader.values
