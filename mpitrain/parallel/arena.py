@@ -198,7 +198,8 @@ class Arena:
 
         A bucket belongs to one group, holds whole layers, and has at least ``minimum_bytes`` bytes,
         except for a group's last one.  Tensors that the same stages share are one bucket, as their
-        layers are others on each stage.  Groups follow in the order of the layers that end them.
+        layers are others on each stage.  Groups follow in the order of the layers that end them,
+        and then those of several stages, in the order that all stages have in memory.
         """
         buckets = []
         for group in self.groups:
@@ -213,7 +214,12 @@ class Arena:
                 if first or (whole and enough and group not in self._shared):
                     buckets.append(Bucket(tensor.start, stop, layers, group))
                     stop, layers = tensor.start, frozenset()
-        return sorted(buckets, key=lambda bucket: (-min(bucket.layers), bucket.start))
+
+        def turn(bucket: Bucket) -> tuple[bool, int, int]:
+            is_shared = bucket.group in self._shared
+            return is_shared, 0 if is_shared else -min(bucket.layers), bucket.start
+
+        return sorted(buckets, key=turn)
 
     def _view(self, flat: Array, tensor: Tensor) -> Array:
         return flat[tensor.start : tensor.stop].reshape(tensor.shape)

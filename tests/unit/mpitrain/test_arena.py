@@ -117,6 +117,16 @@ def test_stages_have_what_they_share_in_one_order_and_one_bucket():
         assert bucket.stop - bucket.start == 12
 
 
+def test_stages_begin_the_sums_that_they_share_last_and_in_one_order():
+    def order(*names):
+        layers = {name: nn.Linear(2, 2) for name in names}
+        own = {n: {"weight": np.zeros((2, 2)), "bias": np.zeros(2)} for n in names}
+        shared = {f"{name}.{of}": f"stages {name}" for name in "ab" for of in ("weight", "bias")}
+        return [bucket.group for bucket in Arena(layers, shapes(own), shared=shared).buckets(1, 8)]
+
+    assert order("a", "b", "first") == order("b", "last", "a") == [DATA, "stages a", "stages b"]
+
+
 def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
     norm = nn.LayerNorm(4)
     norm.summed = frozenset({"weight", "bias"})
