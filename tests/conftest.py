@@ -35,14 +35,18 @@ def pytest_make_collect_report():
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch):
-    """A TMPDIR of the test's own.
+    """A TMPDIR of the test's own, and behind it no variable of ours that the test has left.
 
     A launcher that is killed leaves its session folder there, named by its process number, and Open
     MPI's next launcher of that number refuses to start ("The PMIx server's listener thread").
     """
+    before = {*os.environ}
     with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield folder
+    for name in {*os.environ} - before:
+        if name.startswith(("COLLECTIVES_", "MPITRAIN_")):  # as commands set for their process
+            del os.environ[name]
 
 
 @pytest.fixture
