@@ -95,6 +95,7 @@ class _Binder:
         sends: list[Request] = []
         copies: list[Action] = []
         late: list[Action] = []
+        held: list[Items] = []  # what late reductions read and write
         for step in steps:
             target = self.view(step.chunk)
             if not target.size:
@@ -118,8 +119,12 @@ class _Binder:
             if isinstance(step, RecvReduce):
                 reduction = self.reduction(step, arriving, target)
                 bound.reductions.append(reduction)
-                # A chunk that this round also sends must not change before it has left.
+                # A chunk that this round also sends must not change before it has left, and what is
+                # reduced after that must not use it earlier.
+                used = target, self.view(step.operand or step.chunk)
                 busy = any(self.overlap(target, other) for other in sent)
+                busy |= any(self.overlap(one, other) for one in used for other in held)
+                held += used if busy else ()
                 (late if busy else bound.finish).append(reduction)
         # Sends first: where two ranks exchange over one connection, a receive that is posted before
         # would answer the other's header, whose bytes then hold up the answer to ours (Open MPI).

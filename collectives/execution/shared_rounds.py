@@ -104,6 +104,7 @@ class SharedBinder:
         moving = BoundRound()
         lent: list[Pending] = []  # our memory that peers read in this round
         late: list[Action] = []
+        held: set[Cell] = set()  # what late reductions read and write
         # Stores first: the chunk that a round sends may be one that it then reduces into.
         in_order = sorted(enumerate(steps), key=lambda item: not isinstance(item[1], Send))
         for position, step in in_order:
@@ -127,7 +128,10 @@ class SharedBinder:
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
                     flags = self.available(other)
-                    if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
+                    used = cells | self.flow.reads(self.rank, (step,))
+                    # Not ours to overwrite yet, or to use before a late one has.
+                    if used & held or any(wait.cells & cells for wait in lent):
+                        held |= used
                         aside = self.memory.empty(remote.size, remote.dtype)
                         moving.add(flags, self.copy(aside, remote))
                         late.append(self.reduction(step, aside, target))

@@ -7,9 +7,10 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS
 from collectives.contracts import contract
+from collectives.errors import UnknownAlgorithm
 from collectives.execution import shared
 from collectives.execution.transport.windows import Place
-from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
+from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
 
 SEND, RECV = Place(0, 0), Place(1, 0)
 #: Items of a block.
@@ -111,3 +112,23 @@ def _lends_and_writes(rank):
 
 #: A scan on 3 ranks, whose rank 1 writes over what rank 2 reads a round before.
 LENDS_AND_WRITES = Schedule("scan", "by_hand", 3, 1, 0, True, _lends_and_writes)
+
+
+def reduces_in_turn(rank, size):
+    """An all-reduce in 2 chunks, whose rank 0 sums into both, as it sends one, and then into the
+    other again; for 3 ranks."""
+    if size != 3:
+        raise UnknownAlgorithm("it is for 3 ranks")
+    both, first, second = recvbuf[0:2], recvbuf[0], recvbuf[1]
+    yield (Copy(both, sendbuf[0:2]),)
+    yield (
+        (Send(1, second), RecvReduce(1, both, sendbuf[0:2]), RecvReduce(2, first)),
+        (Send(0, both), RecvReduce(0, second)),
+        (Send(0, first),),
+    )[rank]
+    yield ((), (RecvReduce(2, second),), (Send(1, second),))[rank]
+    yield (
+        (Send(1, first), Send(2, first), Recv(1, second)),
+        (Send(0, second), Send(2, second), Recv(0, first)),
+        (Recv(0, first), Recv(1, second)),
+    )[rank]

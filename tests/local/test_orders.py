@@ -9,7 +9,7 @@ from itertools import chain, permutations
 import numpy as np
 import pytest
 
-from collectives.algorithms import ALGORITHMS
+from collectives.algorithms import ALGORITHMS, Algorithm
 from collectives.analysis.verify import verify
 from collectives.contracts import contract
 from collectives.execution.messages import Operands, bind
@@ -24,6 +24,7 @@ from tests.local.shared_ranks import (
     in_shared_memory,
     in_two,
     interleave,
+    reduces_in_turn,
 )
 
 
@@ -107,10 +108,14 @@ def test_shared_memory_in_any_order_of_the_ranks(schedule, in_place, monkeypatch
         Ranks(schedule, in_place).all(choose)
 
 
-def test_what_a_peer_reads_is_written_to_later():
-    assert verify(LENDS_AND_WRITES)
+IN_TURN = Algorithm("allreduce", "in_turn", reduces_in_turn, chunks=lambda size: 2)
+
+
+@pytest.mark.parametrize("schedule", [LENDS_AND_WRITES, IN_TURN.schedule(3)], ids=str)
+def test_what_a_peer_reads_is_written_to_later(schedule):
+    assert verify(schedule)
     for choose in orders(3):
-        Ranks(LENDS_AND_WRITES, False).all(choose)
+        Ranks(schedule, False).all(choose)
 
 
 class Leaving:

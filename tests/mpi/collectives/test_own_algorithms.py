@@ -13,6 +13,7 @@ from collectives import (
 )
 from collectives.algorithms import butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
+from tests.local.shared_ranks import reduces_in_turn
 
 pytestmark = pytest.mark.quick_on(3)
 
@@ -93,6 +94,16 @@ def in_later_rounds(rank, size):
     yield Send(down, recvbuf[1]), Send(up, recvbuf[0])
     yield (Recv(down, recvbuf[1]),)
     yield (Send(up, recvbuf[1]),)
+
+
+@pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
+@pytest.mark.parametrize("memory", ["messages", "shared"])
+def test_a_round_reduces_in_the_order_in_which_it_says(comm, memory):
+    mine = Algorithm("allreduce", "in_turn", reduces_in_turn, chunks=lambda size: 2)
+    send, recv = comm.empty((2, 10)) if memory == "shared" else np.empty((2, 10))
+    send[:], recv[:] = np.arange(10) + RANK, -1
+    comm.Allreduce(send, recv, algorithm=mine)
+    np.testing.assert_array_equal(recv, SIZE * np.arange(10) + SIZE * (SIZE - 1) // 2)
 
 
 @pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
