@@ -68,7 +68,7 @@ def by_ranks(told: Sequence[str]) -> str:
     )
 
 
-class InvalidBuffer(CollectiveError, ValueError):
+class InvalidBuffer(CollectiveError, ValueError, BufferError):
     """A buffer that cannot be used as it was given: layout, type, size or writability."""
 
 

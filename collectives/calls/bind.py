@@ -81,7 +81,7 @@ class Binder:
         if algorithm == "native":
             before = waits_for_device(call.arguments, resources.devices.is_direct)
             least = call.least_bytes
-            return NativePlan(resources.comm, call.arguments, reason, progress, before, least)
+            return NativePlan(resources.given, call.arguments, reason, progress, before, least)
         progress.expect_whole()
         binding = Binding(reason, progress, None, memory, met=not planned, keep=keep)
         if algorithm == "nccl":
@@ -144,6 +144,8 @@ class Binder:
             choice = choose(resources.table, situation)
             if native and call.buffer.items.dtype == OPAQUE:
                 choice = Choice("native", "only the library knows its items")
+            if native and call.op is not None and not call.op.is_predefined:
+                choice = Choice("native", "the program's operation may take numbers in groups")
             gpu = call.buffer.gpu
             nccl = choice.algorithm == "nccl"
             if nccl and gpu is not None and not resources.devices.has_nccl(gpu):

@@ -76,6 +76,8 @@ def nbytes_of(spec: Any, types: Types = ALL) -> int | None:
         kind = type(spec)
     if kind is ndarray:
         return spec.nbytes if spec.dtype in types else None
+    if spec is MPI.IN_PLACE or spec is MPI.BOTTOM:  # mpi4py gives both a buffer of no bytes
+        return None
     try:
         if kind in _BYTES:
             return len(spec) if "B" in types else None

@@ -84,7 +84,9 @@ def _expect_ours(call: Call) -> None:
     ranks have not met yet, so that this rank can make the call again."""
     buffer = call.buffer
     is_ours = call.algorithm not in ("auto", "native", "nccl")
-    if call.op is not None and (is_ours or buffer.datatype is None or buffer.datatype in LETTERS):
+    # A refusal of derived types' items is the library's.
+    is_known = is_ours or (call.algorithm == "auto" and buffer.items.dtype != OPAQUE)
+    if call.op is not None and (is_known or buffer.datatype is None or buffer.datatype in LETTERS):
         _ = call.combine
         if call.algorithm == "native" and buffer.datatype is None:
             raise InvalidBuffer(

@@ -36,6 +36,7 @@ class Resources:
     """The resources of one communicator; each is made at its first use, which is collective.
 
     Attributes:
+        given: the caller's communicator.
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
         progress: the communicator's plans that are under way.
@@ -43,7 +44,7 @@ class Resources:
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        self._given = comm
+        self.given = comm
         self.settings = settings
         self.progress = Progress()
         self.node: NodeMemory | None = None
@@ -63,7 +64,7 @@ class Resources:
     def comm(self) -> MPI.Intracomm:
         """The caller's communicator, as it is now: one that ``Idup`` makes comes to life later, and
         the caller may free it."""
-        return MPI.Intracomm(self._given)
+        return MPI.Intracomm(self.given)
 
     @property
     def facts(self) -> tuple[int, Table]:
@@ -84,8 +85,8 @@ class Resources:
         if self._transport is None:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             try:
-                channel, request = self.comm.Idup()
-                self.wait(request)
+                self.wait(self.comm.Ibarrier())
+                channel = self.comm.Split(0, self.comm.rank)  # a copy has the caller's attributes
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_OTHER:
                     raise

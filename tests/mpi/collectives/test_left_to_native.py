@@ -74,6 +74,25 @@ def test_from_the_first_shared_array_on_calls_are_read(comm):
     assert comm.last_plan is fast_path.LEFT_TO_NATIVE
 
 
+@pytest.mark.parametrize("items", [10, 20_000])
+@pytest.mark.parametrize("method", ["Scatter", "Gather", "Iscatter", "Igather"])
+def test_a_root_in_place_reads_a_call_as_the_others_do(comm, method, items):
+    """mpi4py's ``IN_PLACE`` is a buffer of no bytes."""
+    comm.empty(1)
+    for root in range(comm.size):
+        at_root = comm.rank == root
+        whole, own = np.arange(float(items * comm.size)), np.full(items, -1.0)
+        sent = [whole if at_root else None, MPI.IN_PLACE if at_root else own]
+        if method[1:].endswith("ather"):
+            own[:] = np.split(whole, comm.size)[comm.rank]
+            sent = sent[::-1]
+        request = getattr(comm, method)(*sent, root=root)
+        if request is not None:
+            request.Wait()
+        assert np.array_equal(whole, np.arange(float(items * comm.size)))
+        assert at_root or np.array_equal(own, np.split(whole, comm.size)[comm.rank])
+
+
 @pytest.mark.parametrize("method", ["Allreduce", "Scan", "Bcast", "Alltoallv"])
 def test_a_plan_under_way_is_read_around(comm, method):
     """MPI's blocking collectives match no plan of ours, whose ranks end it first."""

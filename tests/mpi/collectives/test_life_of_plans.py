@@ -320,9 +320,12 @@ def test_a_communicator_that_was_freed_says_so():
         with Communicator(MPI.COMM_WORLD) as comm:
             made = comm.Dup()
             made.Allreduce(np.ones(3), np.zeros(3), algorithm="ring")
+            plan = made.Allreduce_init(np.ones(3), np.zeros(3), algorithm="native")
             made.Free()
             with pytest.raises(MPI.Exception):
                 made.Allreduce(np.ones(3), np.zeros(3), algorithm=algorithm)
+            with pytest.raises(MPI.Exception):
+                plan.Start()
 
 
 @two_or_more

@@ -62,6 +62,20 @@ def test_it_can_be_made_again(comm, form, way, algorithm):
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
+@pytest.mark.parametrize("way", FORMS)
+def test_so_can_one_whose_operation_the_type_lacks_or_that_was_freed(comm, way):
+    mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
+    freed = MPI.Op.Create(lambda left, right, kind: None, commute=True)
+    run(comm, way, "Allreduce", mine, found, op=freed, algorithm="ring")
+    freed.Free()
+    for op in (MPI.LAND, MPI.BXOR, MPI.MINLOC, freed):
+        with pytest.raises((InvalidBuffer, MPI.Exception)):
+            algorithm = "ring" if op is freed else None
+            run(comm, way, "Allreduce", mine, found, op=op, algorithm=algorithm)
+    run(comm, way, "Allreduce", mine, found)
+    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
 @pytest.mark.parametrize("make", [np.zeros, slow_case(Communicator.empty)])
 @pytest.mark.parametrize("begin", ["Iallreduce", "Allreduce_init"])
 def test_two_plans_that_are_under_way_then_are_not_mixed_up(comm, begin, make):

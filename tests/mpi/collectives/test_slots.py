@@ -83,7 +83,7 @@ def pretend(monkeypatch, node):
         def Split_type(self, kind):
             return self.Split(node(self.rank))
 
-    monkeypatch.setattr(Resources, "comm", property(lambda self: Pretended(self._given)))
+    monkeypatch.setattr(Resources, "comm", property(lambda self: Pretended(self.given)))
 
 
 @pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
