@@ -86,7 +86,8 @@ class Resources:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             try:
                 self.wait(self.comm.Ibarrier())
-                channel = self.comm.Split(0, self.comm.rank)  # a copy has the caller's attributes
+                # A duplicate would have the caller's attributes.
+                channel = MPI.Intracomm(self.comm.Split(0, self.comm.rank))
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_OTHER:
                     raise
