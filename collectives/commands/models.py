@@ -5,7 +5,7 @@ from math import log2
 from pathlib import Path
 
 from collectives.algorithms import build, find, names, parse
-from collectives.analysis.fit import MEMORIES, fit, read
+from collectives.analysis.fit import LEFT_OUT, MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
@@ -164,8 +164,10 @@ def cost(options: argparse.Namespace) -> int:
 
 def fit_files(options: argparse.Namespace) -> int:
     """Prints the fitted parameters of a machine, and measured beside predicted times."""
-    samples = read(options.files, options.memory)
+    samples, left_out = read(options.files, options.memory)
     fits = fit(samples)
+    if left_out:
+        print(f"left out: {left_out} rows {LEFT_OUT}")
     for found in fits:
         alpha, beta, gamma = found.model
         print(
