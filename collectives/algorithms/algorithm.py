@@ -41,7 +41,7 @@ class Algorithm:
     rounds: Callable[..., Iterator[Round]] | None
     summary: str = ""
     reference: str = ""
-    chunks: Callable[..., int] = lambda size: 1
+    chunks: Callable[..., int] = lambda size, **options: 1
     workspace: Callable[[int], int] = lambda size: 0
     keeps_order: bool = False
     in_place: bool = True
@@ -97,6 +97,10 @@ class Algorithm:
             if key not in self.options:
                 nearest = hint(key, [*self.options, "segments"], "it has")
                 raise UnknownAlgorithm(f"{self.name} has no option {key!r}; {nearest}")
+            if isinstance(self.options[key], bool):
+                if value not in (0, 1):
+                    raise UnknownAlgorithm(f"{self.name}: {key}={value} must be 0 or 1")
+                continue
             if type(value) is not type(self.options[key]):
                 kind = "a number" if isinstance(self.options[key], int) else "a name"
                 raise UnknownAlgorithm(f"{self.name}: {key}={value} must be {kind}")
