@@ -21,7 +21,8 @@ class Algorithm:
     Attributes:
         collective, name: the pair that identifies it in the registry.
         rounds: the generator ``rounds(rank, size, **options)``; for a collective with a root,
-            ``rounds(rank, size, root, **options)``.
+            ``rounds(rank, size, root, **options)``.  The default of an option says what it is: a
+            number, a name, or a choice of ``True`` and ``False``, which 1 and 0 set.
         summary, reference: one line each, printed by ``python -m collectives list``.
         chunks: pieces into which it cuts a block, as a function of the size (and options).
         workspace: chunks of workspace, as a function of the size.
