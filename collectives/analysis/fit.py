@@ -22,7 +22,7 @@ from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.
 MEMORIES = ("numpy", "shared")
-#: Rows of ours that it is not for.
+#: Our rows that the model is not for.
 LEFT_OUT = "in overlapping segments or of unknown algorithms"
 #: Two size classes are taken if they divide the median error by this.
 _CLEARLY = 2.0
