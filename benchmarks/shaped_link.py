@@ -59,7 +59,7 @@ def main() -> None:
             up.run(0, up.mpirun(1, [sys.executable, *words], connections=1), **quiet)
 
         real([*_BENCH.split(), str(folder / "link.json")])
-        fits = fit(read([folder / "link.json"]))
+        fits = fit(read([folder / "link.json"])[0])
         # Small messages tell the latency, large ones the rate.
         alpha, beta = fits[0].model.alpha, fits[-1].model.beta
         link = ["--alpha", str(1e6 * alpha), "--bandwidth", str(1e-9 / beta)]

@@ -21,7 +21,8 @@ class Algorithm:
     Attributes:
         collective, name: the pair that identifies it in the registry.
         rounds: the generator ``rounds(rank, size, **options)``; for a collective with a root,
-            ``rounds(rank, size, root, **options)``.
+            ``rounds(rank, size, root, **options)``.  The default of an option says what it is: a
+            number, a name, or a choice of ``True`` and ``False``, which 1 and 0 set.
         summary, reference: one line each, printed by ``python -m collectives list``.
         chunks: pieces into which it cuts a block, as a function of the size (and options).
         workspace: chunks of workspace, as a function of the size.
@@ -41,7 +42,7 @@ class Algorithm:
     rounds: Callable[..., Iterator[Round]] | None
     summary: str = ""
     reference: str = ""
-    chunks: Callable[..., int] = lambda size: 1
+    chunks: Callable[..., int] = lambda size, **options: 1
     workspace: Callable[[int], int] = lambda size: 0
     keeps_order: bool = False
     in_place: bool = True
@@ -97,6 +98,10 @@ class Algorithm:
             if key not in self.options:
                 nearest = hint(key, [*self.options, "segments"], "it has")
                 raise UnknownAlgorithm(f"{self.name} has no option {key!r}; {nearest}")
+            if isinstance(self.options[key], bool):
+                if value not in (0, 1):
+                    raise UnknownAlgorithm(f"{self.name}: {key}={value} must be 0 or 1")
+                continue
             if type(value) is not type(self.options[key]):
                 kind = "a number" if isinstance(self.options[key], int) else "a name"
                 raise UnknownAlgorithm(f"{self.name}: {key}={value} must be {kind}")

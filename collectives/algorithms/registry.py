@@ -4,6 +4,7 @@ Entries are added and never replaced or removed, so a name keeps its meaning whi
 lives.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm, hint
 from collectives.schedule import Schedule
 
+log = logging.getLogger("collectives")
 #: Words that ``algorithm=`` and the benchmark take besides names of algorithms.
 RESERVED = ("auto", "native", "nccl", "all")
 
@@ -57,6 +59,11 @@ class Registry:
                 f"there is another {algorithm.collective} algorithm {algorithm.name!r}; give this "
                 "one a name of its own"
             )
+        if _code(there) != _code(algorithm):
+            log.warning(
+                "%s %s does what the first of its name does on 1 to 9 ranks, and that one stays; "
+                "give a changed one another name, or start anew", *key,
+            )  # fmt: skip
 
     def names(self, collective: str, size: int | None = None) -> list[str]:
         """Names of the algorithms of ``collective``, of those that ``size`` ranks can run; raises
@@ -105,6 +112,11 @@ class Registry:
         """Digest of a program's algorithm; empty for the package's and for an unknown name."""
         _, digest = self._entries.get((collective, name), (None, ""))
         return digest
+
+
+def _code(algorithm: Algorithm) -> object:
+    """What a second import of a file leaves equal, where it is Python's own function."""
+    return getattr(algorithm.rounds or algorithm.compose, "__code__", None)
 
 
 #: All algorithms: those of ``table.py``, then those that were registered.

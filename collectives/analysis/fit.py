@@ -5,6 +5,7 @@ bytes that its busiest rank sends, plus gamma times the bytes that it reduces, a
 schedule.  Relative errors are minimised, as times range over six orders of magnitude.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +22,8 @@ from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.
 MEMORIES = ("numpy", "shared")
+#: Our rows that the model is not for.
+LEFT_OUT = "in overlapping segments or of unknown algorithms"
 #: Two size classes are taken if they divide the median error by this.
 _CLEARLY = 2.0
 #: One size class is enough where it explains the times within this relative error.
@@ -53,37 +56,47 @@ class Fit:
         return float(np.median(self.errors))
 
 
-def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
-    """The times of our algorithms in files of ``bench -J``.
+def read(paths: list[Path], memory: str = "numpy") -> tuple[list[Sample], int]:
+    """The times of our algorithms in files of ``bench -J``, and how many rows are
+    :data:`LEFT_OUT`.
 
     Raises:
         CollectiveError: a file is no such file, or there are fewer than three times.
         TooLarge: a measured schedule has too many ranks to count.
     """
     samples = []
+    left_out = 0
     others: set[str] = set()
     costs: dict[tuple[str, str, int], Cost] = {}
     for path in paths:
         for r in records.read(path).results:
             collective = r.collective.removesuffix("v")
-            if collective not in CONTRACTS or parse(r.ran)[0] not in names(collective):
+            # Segments that follow one another repeat all rounds, each with its part of the bytes.
+            match = re.search(r" in (\d+) segments$", r.ran)
+            ran, segments = (r.ran[: match.start()], int(match[1])) if match else (r.ran, 1)
+            if collective not in CONTRACTS or ran in ("", "native", "nccl"):
                 continue
             if r.memory != memory:
                 others.add(r.memory)
                 continue
-            if (ran := (collective, r.ran, r.ranks)) not in costs:
-                schedule = build(*ran)
+            if " in " in ran or parse(ran)[0] not in names(collective):
+                left_out += 1
+                continue
+            if (key := (collective, ran, r.ranks)) not in costs:
+                schedule = build(*key)
                 expect_countable(schedule)
-                costs[ran] = count(schedule)
-            cost = costs[ran]
-            counted = (cost.latency, cost.sent * r.bytes, cost.reduced * r.bytes)
+                costs[key] = count(schedule)
+            cost = costs[key]
+            messages = cost.latency * segments
+            counted = (messages, cost.sent * r.bytes, cost.reduced * r.bytes)
             samples.append(Sample(r.algorithm, r.bytes, 1e-6 * r.p50_us, counted))
     if len(samples) < 3:
         raise CollectiveError(
             f"{len(samples)} times of our algorithms on {memory} memory; three parameters need more"
+            + f"; left out: {left_out} rows {LEFT_OUT}" * bool(left_out)
             + "".join(f"; --memory {other} reads the others" for other in others & {*MEMORIES})
         )
-    return samples
+    return samples, left_out
 
 
 def fit(samples: list[Sample]) -> list[Fit]:

@@ -9,8 +9,9 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from collectives.algorithms import check, find, own, parse
+from collectives.algorithms import REGISTRY, check, find, own, parse
 from collectives.contracts import contract
+from collectives.errors import UnknownAlgorithm
 
 Kind = Literal["numpy", "shared", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -194,7 +195,14 @@ class Situation(NamedTuple):
         if "local" in entry.options and not follows:
             return False
         ordered = self.commutes or entry.keeps_order or contract(self.collective).idempotent
-        return ordered and (entry.uneven or not self.uneven)
+        if not ordered or (self.uneven and not entry.uneven):
+            return False
+        options.pop("segments", None)
+        try:  # which the call does next, and builds no rounds; what takes long is kept
+            REGISTRY.schedule(self.collective, name, self.size, 0, **options)
+        except UnknownAlgorithm:  # measured on more ranks, or on fewer
+            return False
+        return True
 
 
 _KINDS = {

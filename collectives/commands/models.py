@@ -4,8 +4,8 @@ import argparse
 from math import log2
 from pathlib import Path
 
-from collectives.algorithms import build, find, names, parse
-from collectives.analysis.fit import MEMORIES, fit, read
+from collectives.algorithms import build, find, names, own, parse
+from collectives.analysis.fit import LEFT_OUT, MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
@@ -20,6 +20,7 @@ from collectives.commands.arguments import (
     network,
 )
 from collectives.commands.program import Commands
+from collectives.commands.schedules import MOST_PROVED, prove
 from collectives.compile.cost import Model
 from collectives.errors import TooLarge, UnknownAlgorithm
 
@@ -89,6 +90,8 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             "whole buffers go from rank to rank; only segments fill the links of trees and chains, "
             f"as in --algorithm {tree}{',' if ':' in tree else ':'}segments=16"
         )
+    for told in _unproved(options.collective, wanted, max(options.ranks)):
+        print(told)
     if options.plot:
         _picture(table, title, options.plot)
         print(f"wrote {options.plot}")
@@ -96,13 +99,26 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def _simulated(options: argparse.Namespace, name: str, size: int, machine: Machine) -> float | None:
-    """Seconds of an algorithm on ``size`` ranks, if it is one for so many."""
+    """Seconds of an algorithm on ``size`` ranks, if it is one for so many.
+
+    Raises:
+        ScheduleError: it is a program's own, and wrong.
+    """
     uniform = find(options.collective, parse(name)[0]).uniform and ":" not in name
     try:
         schedule = build(options.collective, name, size)
+        if size <= MOST_PROVED and own(options.collective, name):
+            prove(options.collective, name, size)
         return simulate(schedule, options.bytes, machine, uniform)
     except (TooLarge, UnknownAlgorithm):
         return None
+
+
+def _unproved(which: str, wanted: dict[str, str], most: int) -> list[str]:
+    """A line for people if a program's own algorithms are simulated where nothing proves them."""
+    ours = [name for name, registered in wanted.items() if own(which, registered)]
+    told = f"{', '.join(ours)}: not proved on more than {MOST_PROVED} ranks; 'verify' does it"
+    return [told] if ours and most > MOST_PROVED else []
 
 
 def _picture(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
@@ -158,14 +174,16 @@ def cost(options: argparse.Namespace) -> int:
         print(f"{name:<{width}}{ours:>11}{simulated:>11}{book:>11}  {told}")
         if formula.difference:
             notes.append(f"{name}: {formula.difference}")
-    print("\n".join(["", *notes]))
+    print("\n".join(["", *notes, *_unproved(which, wanted, p)]))
     return 0
 
 
 def fit_files(options: argparse.Namespace) -> int:
     """Prints the fitted parameters of a machine, and measured beside predicted times."""
-    samples = read(options.files, options.memory)
+    samples, left_out = read(options.files, options.memory)
     fits = fit(samples)
+    if left_out:
+        print(f"left out: {left_out} rows {LEFT_OUT}")
     for found in fits:
         alpha, beta, gamma = found.model
         print(

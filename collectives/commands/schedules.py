@@ -21,8 +21,8 @@ from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
 from collectives.schedule import Schedule
 
-#: Ranks up to which a listing proves schedules, to say how often they round.
-_MOST_PROVED = 64
+#: Ranks up to which tables prove schedules: for how often they round, or as a program's own.
+MOST_PROVED = 64
 
 
 def add(commands: Commands) -> None:
@@ -80,7 +80,7 @@ def _list(options: argparse.Namespace) -> int:
 def _rounded(schedule: Schedule) -> str:
     if not schedule.contract.reduces:
         return "-"
-    return str(verify(schedule).roundings) if schedule.size <= _MOST_PROVED else "?"
+    return str(verify(schedule).roundings) if schedule.size <= MOST_PROVED else "?"
 
 
 def _listed(which: str | None) -> list[Algorithm]:
@@ -110,7 +110,7 @@ def _verify(options: argparse.Namespace) -> int:
         messages, sizes = 0, []
         for size in options.ranks:
             try:
-                messages += _prove(collective, algorithm, size).messages
+                messages += prove(collective, algorithm, size).messages
                 sizes.append(size)
             except UnknownAlgorithm as error:
                 left_out = error
@@ -124,7 +124,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prove(collective: str, algorithm: str, size: int) -> Proof:
+def prove(collective: str, algorithm: str, size: int) -> Proof:
     """Proves a schedule, also in place if it claims that, and without segments all its claims."""
     schedule = build(collective, algorithm, size)
     name, options = parse(algorithm)

@@ -72,12 +72,18 @@ def schedules(options: argparse.Namespace) -> None:
         )
     for schedule in map(SCHEDULES.__getitem__, options.names or SCHEDULES):
         pipeline = schedule.pipeline(replicas, m, options.chunks)
-        report = replay(schedule.generate, pipeline)
+        try:
+            report = replay(schedule.generate, pipeline)
+        except ValueError as error:
+            if options.names:
+                raise
+            print(f"{schedule.name}: {error}")  # it is not for such a pipeline; others are
+            continue
         found = simulate(schedule.generate, pipeline, balanced(pipeline, times))
         formula = ""
-        # In a V, the formula is of equal passes, and of enough micro-batches.
-        is_claimed = schedule.placement is loop or (m >= 2 * p and len(set(options.times)) == 1)
-        if is_claimed and max(pipeline.replicas) == 1:
+        # In a V, the formula is of equal passes.
+        is_claimed = schedule.placement is loop or len(set(options.times)) == 1
+        if is_claimed and m >= schedule.fills * p and max(pipeline.replicas) == 1:
             share = schedule.bubble(p, m, pipeline.chunks, *options.times)
             formula = f" (formula {schedule.bubble.__doc__}: {share:.1%})"
         print(f"{schedule.name}: {schedule.description}")

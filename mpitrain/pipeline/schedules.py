@@ -43,8 +43,9 @@ class PipelineSchedule:
         placement: stage of each piece.
         synchronous: whether the only update is at the end of a run.
         held: most activations of chunks that a stage holds.
-        bubble: idle share of the ranks; in a V, where F = B = W and m is at least 2p.  Its
-            docstring is the formula, for v chunks.
+        bubble: idle share of the ranks; in a V, where F = B = W.  Its docstring is the formula, for
+            v chunks.
+        fills: ``bubble`` holds from ``m = fills * p`` on.
     """
 
     name: str
@@ -54,6 +55,7 @@ class PipelineSchedule:
     synchronous: bool
     held: Held
     bubble: Bubble
+    fills: int
 
     @property
     def description(self) -> str:
@@ -82,8 +84,8 @@ def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float
 
 
 def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
-    """i/(i+m(F+I+W)), i = (p-1)(F+I-W)"""
-    return _idle_share((p - 1) * (f + b - w), m, f + b + w)
+    """i/(i+m(F+I+W)), i = (p-1) max(F, I, F+I-W)"""
+    return _idle_share((p - 1) * max(f, b, f + b - w), m, f + b + w)
 
 
 def _published(
@@ -94,6 +96,7 @@ def _published(
     chunks: int | None = 1,
     placement: Placement = loop,
     synchronous: bool = True,
+    fills: int = 0,
 ) -> Callable[[Rule], Rule]:
     """Enter the generator of a rule, and of the updates between or after it, into the table."""
 
@@ -111,7 +114,7 @@ def _published(
                 yield Update(0)
 
         SCHEDULES[name] = PipelineSchedule(
-            name, generate, chunks, placement, synchronous, held, bubble
+            name, generate, chunks, placement, synchronous, held, bubble, fills
         )
         return rule
 
@@ -189,12 +192,12 @@ def interleaved(pipeline: Pipeline, stage: int, m: int) -> str:
     return " ".join([*first, *in_turn, *(f"B{v - 1 - chunk}" for chunk in chunks[len(in_turn) :])])
 
 
-@_published("zero_bubble", lambda p, m, v, s: min(m, p), _zero_bubble_share)
+@_published("zero_bubble", lambda p, m, v, s: min(m, p), _zero_bubble_share, fills=1)
 def zero_bubble(pipeline: Pipeline, stage: int, m: int) -> str:
     """1F1B with weight gradients in the bubbles (ZB-H1, Qi et al. 2024).
 
-    Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations, or
-    their parts for weight gradients, are held for at most p micro-batches.
+    From m = p on, ranks idle for (p-1) max(F, B, F+B-W), a third of 1F1B's time if F = B = W;
+    activations, or their parts for weight gradients, are held for at most p micro-batches.
     """
     ahead = min(m, _stages_after(pipeline, stage))
     # The weight gradients of one micro-batch for each stage before this one may wait.
@@ -242,7 +245,7 @@ def _in_v(name: str, held: Held, idle: Callable[[int], float]) -> Callable[[Rule
         """i/(i+3m), i the idle time of docs/parallelism.md"""
         return _idle_share(idle(p) * (f + b + w) / 3, m, f + b + w)
 
-    return _published(name, held, bubble, chunks=2, placement=vee)
+    return _published(name, held, bubble, chunks=2, placement=vee, fills=2)
 
 
 def _even(pipeline: Pipeline) -> int:

@@ -110,6 +110,24 @@ def test_what_cannot_be_is_not_chosen():
     assert chosen(1 << 20, 1).algorithm == "native"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "measured", "here", "others"),
+    [
+        ("parameter_server:servers=4,segments=auto", 4, 8, 2),
+        ("spanning_trees:links=dgx1", 8, 8, 4),
+    ],
+)
+def test_what_is_not_for_so_many_ranks_is_not_chosen(algorithm, measured, here, others):
+    rules = (0, "native", 1.0), (4096, algorithm, 2.0)
+    table = Table(1, {}, 1.0, 10.0, [entry("numpy", measured, 1, *rules)])
+    call = Situation("Open MPI", "allreduce", 1 << 20, here, 1)
+    assert choose(table, call).algorithm == algorithm
+    choice = choose(table, call._replace(size=others))
+    assert choice.algorithm == "native"
+    told = f"{algorithm}, fastest in the table for {measured} ranks, cannot serve it"
+    assert choice.reason.endswith(told)
+
+
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
     table = load(DEFAULT)

@@ -57,8 +57,9 @@ PAIRS = {"collective": "latency", "algorithm": "native", "memory": "numpy", "in_
 
 
 def measured(
-    path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree"), of=""
-):
+    path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree"), of="",
+    rounds=1, how="",
+):  # fmt: skip
     """A benchmark's file of a machine that is exactly the model, or two of them."""
     rng = np.random.default_rng(0)
     results = [{**PAIRS, "bytes": 8, "p50_us": 1.0}]
@@ -66,12 +67,14 @@ def measured(
         cost = count(build(of.removesuffix("v") or "allreduce", algorithm, 4))
         for nbytes in [8 << (2 * k) for k in range(12)]:
             here = model if nbytes < slow_from else model._replace(alpha=1e-3)
-            seconds = np.dot((cost.latency, cost.sent * nbytes, cost.reduced * nbytes), here)
+            seconds = np.dot(
+                (cost.latency * rounds, cost.sent * nbytes, cost.reduced * nbytes), here
+            )
             results.append(
                 {
                     "collective": of or "allreduce",
                     "algorithm": algorithm,
-                    "ran": algorithm,
+                    "ran": algorithm + how,
                     "memory": "numpy",
                     "ranks": 4,
                     "in_place": False,
@@ -84,18 +87,18 @@ def measured(
 
 
 def test_a_machine_that_is_the_model_is_found_again(tmp_path):
-    (found,) = fit(read([measured(tmp_path / "b.json", MODEL)]))
+    (found,) = fit(read([measured(tmp_path / "b.json", MODEL)])[0])
     assert found.model == pytest.approx(MODEL, rel=1e-6)
     assert found.errors.max() < 1e-6
-    (found,) = fit(read([measured(tmp_path / "b.json", MODEL, ran=["ring"], of="allgatherv")]))
+    (found,) = fit(read([measured(tmp_path / "b.json", MODEL, ran=["ring"], of="allgatherv")])[0])
     assert found.model == pytest.approx(MODEL._replace(gamma=0.0), rel=1e-6)
-    (noisy,) = fit(read([measured(tmp_path / "b.json", MODEL, noise=0.02)]))
+    (noisy,) = fit(read([measured(tmp_path / "b.json", MODEL, noise=0.02)])[0])
     assert noisy.model.alpha == pytest.approx(MODEL.alpha, rel=0.05)
     assert noisy.model.beta == pytest.approx(MODEL.beta, rel=0.1)
 
 
 def test_two_machines_in_one_are_told_apart(tmp_path):
-    below, above = fit(read([measured(tmp_path / "b.json", MODEL, slow_from=1 << 15)]))
+    below, above = fit(read([measured(tmp_path / "b.json", MODEL, slow_from=1 << 15)])[0])
     assert below.most < 1 << 15 <= above.least
     assert above.model.alpha == pytest.approx(1e-3, rel=1e-3)
 
@@ -105,7 +108,7 @@ def test_times_of_a_ring_alone_are_those_of_its_messages(tmp_path):
     sent = MODEL._replace(gamma=0.0)
     for seed in range(8):
         slower = sent._replace(beta=(1 + 0.1 * seed) * sent.beta)
-        (found,) = fit(read([measured(tmp_path / "b.json", slower, ran=["ring"])]))
+        (found,) = fit(read([measured(tmp_path / "b.json", slower, ran=["ring"])])[0])
         assert found.model == pytest.approx(slower, rel=1e-6)
 
 
@@ -126,6 +129,20 @@ def test_the_commands(tmp_path, capsys):
     assert main(["fit", str(measured(tmp_path / "b.json", MODEL))]) == 0
     told = capsys.readouterr().out
     assert "alpha 2.00 us, 1/beta 1.0 GB/s, 1/gamma 3.3 GB/s; error: median 0%, largest 0%" in told
+    assert "left out" not in told
+
+
+def test_segments_that_follow_one_another_are_fitted_and_others_left_out(tmp_path, capsys):
+    segments = measured(tmp_path / "s.json", MODEL, rounds=8, how=" in 8 segments")
+    servers = ["parameter_server:servers=2", "ring"]
+    how = " in 4 overlapping segments"
+    overlapping = measured(tmp_path / "o.json", MODEL, ran=servers, how=how)
+    assert main(["fit", str(segments), str(overlapping)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("left out: 24 rows in overlapping segments or of unknown algorithms\n")
+    assert "alpha 2.00 us, 1/beta 1.0 GB/s, 1/gamma 3.3 GB/s; error: median 0%, largest 0%" in told
+    assert main(["fit", str(overlapping)]) == 2
+    assert "three parameters need more; left out: 24 rows in" in capsys.readouterr().err
 
 
 def test_segments_by_the_cost_model():

@@ -13,7 +13,7 @@ import pytest
 
 from collectives import Algorithm, ScheduleError, UnknownAlgorithm, register
 from collectives.__main__ import main
-from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, find, names, ring
+from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, build, find, names, ring
 from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import user_code
 from collectives.analysis.user_code import resolve
@@ -34,11 +34,19 @@ def of_ring(name, **claims):
     return Algorithm("allreduce", name, ring.allreduce, chunks=lambda size: size, **claims)
 
 
-def test_a_name_means_one_algorithm():
+def test_a_name_means_one_algorithm(caplog):
     first = register(of_ring("of_a_name"))
     assert "of_a_name" in names("allreduce")
     assert register(first) is first
     register(of_ring("of_a_name"))  # the same again, as a second import gives it
+    assert find("allreduce", "of_a_name") is first
+    assert not caplog.text
+
+    def mended(rank, size):  # perhaps on more ranks than are proved
+        yield from ring.allreduce(rank, size)
+
+    register(replace(first, rounds=mended))
+    assert "allreduce of_a_name does what the first of its name does" in caplog.text
     assert find("allreduce", "of_a_name") is first
     for other in (
         Algorithm("allreduce", "of_a_name", recursive_doubling),
@@ -352,6 +360,8 @@ def dividing_by_zero(rank, size):
     [
         ["verify", "-n", "12", "--algorithm", "wrong_on_12"],
         ["draw", "wrong_on_12", "-n", "12", "--text"],
+        ["simulate", "--algorithm", "wrong_on_12", "-n", "8,12"],
+        ["cost", "--algorithm", "wrong_on_12", "-n", "12"],
     ],
     ids=" ".join,
 )
@@ -361,6 +371,30 @@ def test_commands_meet_what_registering_has_not_seen(how, sentence, command, cap
     told = capsys.readouterr().err
     assert sentence in told
     assert "allreduce wrong_on_12 on 12 ranks: rank" in told
+
+
+@pytest.mark.parametrize("command", ["simulate", "cost"])
+def test_models_prove_ones_own(command, capsys):
+    def only_to_9(rank, size):
+        yield from ring.allreduce(rank, size) if size < 10 or size > 64 else ()
+
+    register(replace(of_ring("to_9", uniform=True), rounds=only_to_9))
+    for ranks, code in (9, 0), (12, 2), (64, 2), (65, 0):
+        assert main([command, "-n", str(ranks), "--algorithm", "ring,to_9"]) == code
+        told, failed = capsys.readouterr()
+        assert ("to_9: not proved on more than 64 ranks" in told) == (ranks > 64)
+        assert ("rank 0 ends with" in failed) == (code > 0)
+
+
+def test_options_of_ones_own():
+    def turned(rank, size, flip=True, by=1):
+        yield from recursive_doubling(rank, size)
+
+    register(Algorithm("allreduce", "turned", turned))
+    for options in "flip=0", "flip=1", "by=2":
+        assert build("allreduce", f"turned:{options}", 4).chunks == 1
+    with pytest.raises(UnknownAlgorithm, match="turned: flip=2 must be 0 or 1"):
+        build("allreduce", "turned:flip=2", 4)
 
 
 def test_commands_leave_out_sizes_that_an_algorithm_is_not_for(capsys):

@@ -126,6 +126,10 @@ def test_what_is_too_large_is_left_out_and_segments_are_not_uniform(monkeypatch,
     assert main(["cost", "alltoall", "-n", "32"]) == 0  # 31 rounds that differ by their distance
     pairwise, bruck, linear = capsys.readouterr().out.splitlines()[2:5]
     assert float(pairwise.split()[2]) and float(bruck.split()[2]) and linear.split()[2] == "-"
+    for collective in ("broadcast", "reduce", "scan"):  # rank 0 of a chain has few steps
+        with pytest.raises(TooLarge, match="chain on 64 ranks has too many steps"):
+            seconds("chain", 64, collective=collective)
+        assert seconds("chain", 10, collective=collective)
 
 
 def test_shapes():

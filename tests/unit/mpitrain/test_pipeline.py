@@ -38,15 +38,16 @@ def test_what_is_held_is_what_was_published(name):
             assert max(report.held.values()) == schedule.held(p, m, shape.chunks, 0)
 
 
-# Interleaved 1F1B reaches its formula when a backward pass takes as long as two forward passes.
 @pytest.mark.parametrize("name", NAMES)
 def test_bubbles_are_those_of_the_formulas(name):
     schedule, chunks = SCHEDULES[name], (1, 2, 3) if name == "interleaved" else (1,)
-    for p, rounds, v in product((1, 2, 4, 8), (1, 2, 4), chunks):
-        m = p * (2 if schedule.placement is vee and rounds < 2 else rounds)  # to fill a V
+    several = [(1, 1, 1), (1, 1, 3), (3, 1, 0.5), (1, 3, 3), (0.5, 2, 1)]
+    times = several[: 1 if schedule.placement is vee else None]
+    for p, rounds, v, passes in product((1, 2, 4, 7), (1, 2, 4), chunks, times):
+        m = p * max(rounds, schedule.fills)
         shape = schedule.pipeline((1,) * p, m, v)
-        found = simulate(schedule.generate, shape, PassTimes(1, 1, 1)).bubble
-        assert found == pytest.approx(schedule.bubble(p, m, v, 1, 1, 1), abs=1e-12)
+        found = simulate(schedule.generate, shape, balanced(shape, PassTimes(*passes))).bubble
+        assert found == pytest.approx(schedule.bubble(p, m, v, *passes), abs=1e-12)
 
 
 @given(

@@ -239,6 +239,15 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "bubble 25.0% (formula (p-1)/(vm+p-1): 25.0%), activations of stages held [2, 1]" in out
     assert (tmp_path / "zero_bubble.png").exists()
+    for few in ("-p 4 -m 2", "-p 6 -m 1 --times 1 1 3"):  # too few for the formula
+        assert run_offline(parse(["schedules", "zero_bubble", *few.split()])) == 0
+        assert "formula" not in capsys.readouterr().out
+    for shape in ("-p 4 -m 6", "--replicas 2 1 1"):  # not for interleaved; others follow
+        assert run_offline(parse(["schedules", *shape.split()])) == 0
+        out = capsys.readouterr().out
+        assert "\ninterleaved: " in out and "\nzero_bubble: " in out and "\nv_min: " in out
+        assert run_offline(parse(["schedules", "interleaved", *shape.split()])) == 2
+    capsys.readouterr()
     for flags in (
         "--times 0 0 0",
         "--times 1 -1 1",
