@@ -70,8 +70,10 @@ class PlanCache:
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
         if algorithm is not None and not isinstance(algorithm, (str, Algorithm)):
             return None
-        if vector or recvcounts is not None or type(root) is not int or op == MPI.OP_NULL:
-            return None  # a freed operation is still the one of its last plan
+        if vector or recvcounts is not None or type(root) is not int:
+            return None
+        if isinstance(op, MPI.Op) and not op:  # freed, and still the one of its last plan
+            return None
         try:
             send, recv = _memory(sendbuf, False), _memory(recvbuf, True)
         except (ValueError, BufferError):  # not contiguous, or of a type that has no buffer

@@ -95,6 +95,9 @@ class Resources:
                     "the MPI library cannot duplicate this communicator; MPICH has room for 2,048: "
                     "close() or Free() those that the program no longer uses"
                 ) from error
+            except BaseException as error:  # a signal handler's, on this rank alone
+                self.progress.leave("the making of a communicator for messages", error)
+                raise
             if self.settings.transport.delays:
                 self._expect_one_clock(channel)
             self._transport = self.settings.transport(channel)

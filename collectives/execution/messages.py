@@ -123,7 +123,7 @@ class _Binder:
                 # reduced after that must not use it earlier.
                 used = target, self.view(step.operand or step.chunk)
                 busy = any(self.overlap(target, other) for other in sent)
-                busy |= any(self.overlap(one, other) for one in used for other in held)
+                busy = busy or any(self.overlap(one, other) for one in used for other in held)
                 held += used if busy else ()
                 (late if busy else bound.finish).append(reduction)
         # Sends first: where two ranks exchange over one connection, a receive that is posted before

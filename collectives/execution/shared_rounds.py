@@ -128,9 +128,9 @@ class SharedBinder:
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
                     flags = self.available(other)
-                    used = cells | self.flow.reads(self.rank, (step,))
-                    # Not ours to overwrite yet, or to use before a late one has.
-                    if used & held or any(wait.cells & cells for wait in lent):
+                    busy = any(wait.cells & cells for wait in lent)  # not ours to overwrite yet
+                    used = cells | self.flow.reads(self.rank, (step,)) if busy or held else cells
+                    if busy or used & held:  # or to use before a late one has
                         held |= used
                         aside = self.memory.empty(remote.size, remote.dtype)
                         moving.add(flags, self.copy(aside, remote))

@@ -194,7 +194,7 @@ class Arena:
             self._view(flat, tensor)[...] = tensor.part(values[own])
 
     def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
-        """Cut the gradients into buckets in the order in which a backward pass writes them.
+        """Cut the gradients into buckets, in the order in which their sums begin.
 
         A bucket belongs to one group, holds whole layers, and has at least ``minimum_bytes`` bytes,
         except for a group's last one.  Tensors that the same stages share are one bucket, as their

@@ -99,7 +99,7 @@ class Store(ABC):
 
     Attributes:
         arena: layout of the parameters.
-        buckets: buckets of the gradients, in the order in which a backward pass writes them.
+        buckets: buckets of the gradients, in the order in which their sums begin.
         pieces: elements that this rank updates; the ranks of a group together have each element
             once, or each rank has all, if the store is replicated.
         views: each layer's parameters by name, where all of them are in memory.

@@ -144,7 +144,10 @@ class Blocking:
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
-        if self._engine.leaves_to_native(algorithm, "gather", sendbuf, recvbuf, blocks=self.size):
+        own, other, blocks = sendbuf, recvbuf, self.size
+        if own is MPI.IN_PLACE:  # at the root
+            own, other, blocks = other, None, 1
+        if self._engine.leaves_to_native(algorithm, "gather", own, other, blocks=blocks):
             return self._engine.library.Gather(self, sendbuf, recvbuf, root)
         return self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
 
@@ -152,7 +155,8 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
-        if self._engine.leaves_to_native(algorithm, "gatherv", sendbuf, recvbuf):
+        own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
+        if self._engine.leaves_to_native(algorithm, "gatherv", own, other):
             return self._engine.library.Gatherv(self, sendbuf, recvbuf, root)
         given = Arguments("gather", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)
@@ -161,7 +165,10 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
-        if self._engine.leaves_to_native(algorithm, "scatter", recvbuf, sendbuf, blocks=self.size):
+        own, other, blocks = recvbuf, sendbuf, self.size
+        if own is MPI.IN_PLACE:  # at the root
+            own, other, blocks = other, None, 1
+        if self._engine.leaves_to_native(algorithm, "scatter", own, other, blocks=blocks):
             return self._engine.library.Scatter(self, sendbuf, recvbuf, root)
         return self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
 
@@ -169,7 +176,8 @@ class Blocking:
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends blocks of unequal length of rank ``root`` to all ranks."""
-        if self._engine.leaves_to_native(algorithm, "scatterv", recvbuf, sendbuf):
+        own, other = (sendbuf, None) if recvbuf is MPI.IN_PLACE else (recvbuf, sendbuf)
+        if self._engine.leaves_to_native(algorithm, "scatterv", own, other):
             return self._engine.library.Scatterv(self, sendbuf, recvbuf, root)
         given = Arguments("scatter", sendbuf, recvbuf, root=root, vector=True)
         return self._engine.run(given, algorithm)

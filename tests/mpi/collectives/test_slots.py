@@ -125,19 +125,31 @@ def test_a_plan_outlives_its_communicator():
         assert (items == total(MPI.COMM_WORLD) + turn * MPI.COMM_WORLD.size).all()
 
 
-def test_slots_that_a_signal_left(monkeypatch):
-    """One that comes on every rank, as MPI's calls let no handler run while they wait."""
-    allocate = NodeMemory.allocate
-
-    def left(self, nbytes):
-        allocate(self, nbytes)
+class Leaving(MPI.Intracomm):
+    def Split(self, *given):
+        super().Split(*given)
         raise KeyboardInterrupt
 
+
+def allocate_and_leave(self, nbytes, allocate=NodeMemory.allocate):
+    allocate(self, nbytes)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("made", "patch"),
+    [
+        ("slots", (NodeMemory, "allocate", allocate_and_leave)),
+        ("a communicator", (Resources, "comm", property(lambda self: Leaving(self.given)))),
+    ],
+)
+def test_what_a_signal_left_as_it_was_made(monkeypatch, made, patch):
+    """One that comes on every rank, as MPI's calls let no handler run while they wait."""
     with Communicator(MPI.COMM_WORLD) as comm:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(NodeMemory, "allocate", left)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(*patch)
             comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
-        with pytest.raises(CollectiveError, match="making of slots was left"):
+        with pytest.raises(CollectiveError, match=f"making of {made}.* was left"):
             comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
         expect_well(comm, "native")
 
