@@ -98,7 +98,8 @@ class Copies(Calls):
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
     ) -> dist._Work:
-        opts = options_of(opts, rootRank=root, timeout=timeout)
+        if root is not None or type(opts) is not dist.GatherOptions:
+            opts = options_of(opts, rootRank=root, timeout=timeout)
         (source,), root = listed(inputs), opts.rootRank
         check_dense([source])
         parts = blocks_of(outputs) if self._rank == root else []
@@ -117,7 +118,8 @@ class Copies(Calls):
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
     ) -> dist._Work:
-        opts = options_of(opts, rootRank=root, timeout=timeout)
+        if root is not None or type(opts) is not dist.ScatterOptions:
+            opts = options_of(opts, rootRank=root, timeout=timeout)
         (output,), root = listed(outputs), opts.rootRank
         check_dense([output])
         parts = blocks_of(inputs) if self._rank == root else []

@@ -126,7 +126,8 @@ class Reductions(Calls):
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> dist._Work:
         """Blocks may be unequal."""
-        opts = options_of(opts, reduceOp=op, timeout=timeout)
+        if op is not None or type(opts) is not dist.ReduceScatterOptions:
+            opts = options_of(opts, reduceOp=op, timeout=timeout)
         output, parts = listed(outputs)[0], blocks_of(inputs)
         check_parts("reduce_scatter", parts, output, self._size, self._rank)
         return self._reduce_scatter("reduce_scatter", [output], [parts], opts)
