@@ -81,10 +81,11 @@ class Copies(Calls):
 
     def _all_gather(self, what: str, outputs: Any, inputs: Any, opts: Any) -> dist._Work:
         """Gathers each input into an output: a tensor, or one for each rank."""
+        outputs, inputs = [listed(output) for output in outputs], list(inputs)  # copies of lists
 
         def call() -> None:
-            for output, source in zip(outputs, inputs):
-                with Joined(parts := listed(output), reads=False) as whole:
+            for parts, source in zip(outputs, inputs):
+                with Joined(parts, reads=False) as whole:
                     comm, way = self._node_memory.way(whole.nbytes)
                     counts = [part.numel() for part in parts]
                     if len(set(counts)) > 1:
@@ -175,6 +176,7 @@ class Copies(Calls):
         self, what: str, outputs: Tensors, inputs: Tensors, sent: Any, got: Any, opts: Any
     ) -> dist._Work:
         """Exchanges blocks of so many sent and received items."""
+        outputs, inputs = list(outputs), list(inputs)  # the caller may change its lists
 
         def call() -> None:
             with Joined(outputs, reads=False) as whole:

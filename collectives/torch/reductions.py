@@ -155,6 +155,7 @@ class Reductions(Calls):
 
     def _reduce_scatter(self, what: str, outputs: Any, inputs: Any, opts: Any) -> dist._Work:
         """Reduces each input, a tensor or one for each rank, and scatters it to an output."""
+        outputs, inputs = list(outputs), list(inputs)  # the caller may change its lists
         how = [reduction(opts, output.dtype) for output in outputs]
 
         def call() -> None:
