@@ -1,6 +1,8 @@
 """The calls of one group: their order, messages and barriers."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,12 @@ from collectives.torch.tensors import SMALL, Joined, check_dense, is_fake, memor
 Tensors = Sequence[torch.Tensor]
 #: One work for all blocking calls, as a new one takes a microsecond.
 _DONE = DoneWork()
+#: Fields of torch's options that a caller may give by themselves, and their types.
+_FIELDS: dict[str, Any] = {
+    "reduceOp": (dist.ReduceOp, dist.ReduceOp.RedOpType),
+    "rootRank": Integral,
+    "timeout": timedelta,
+}
 #: Collectives of small calls.
 _SMALL = ("allreduce", "allgather", "alltoallv", "barrier", "broadcast", "reduce", "reduce_scatter")
 
@@ -28,7 +36,8 @@ _SMALL = ("allreduce", "allgather", "alltoallv", "barrier", "broadcast", "reduce
 class Calls:
     """The part that all operations of ``torch.distributed`` on one communicator share.
 
-    A method does what torch's documentation says of the function that calls it.  Calls with
+    A method does what torch's documentation says of the function that calls it, and takes options
+    as torch's own does; a ``timeout`` has no effect beside the group's.  Calls with
     ``async_op=True`` run in the group's thread, or in a caller that waits; the others at once.
 
     Args:
@@ -106,18 +115,18 @@ class Calls:
         """
         return self._submit(what, value, None, call)
 
-    def barrier(self, options: Any = None, opts: Any = None) -> dist._Work:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> dist._Work:
         """Compares the roots of earlier calls, too, if it is the MPI library's."""
         is_native = self._library is MPI.Intracomm
         call = self._roots.meet if is_native else self._library.Barrier
-        return self._submit("barrier", [], options or opts, call, (self.comm,))
+        return self._submit("barrier", [], opts, call, (self.comm,))
 
-    def send(self, tensors: Tensors, to: int, tag: int = 0) -> dist._Work:
-        return self._message("send", tensors, self.comm.Isend, to, tag)
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> dist._Work:
+        return self._message("send", tensors, self.comm.Isend, dstRank, tag)
 
-    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist._Work:
-        what = "recvAnySource" if source == MPI.ANY_SOURCE else "recv"
-        return self._message(what, tensors, self.comm.Irecv, source, tag)
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> dist._Work:
+        what = "recvAnySource" if srcRank == MPI.ANY_SOURCE else "recv"
+        return self._message(what, tensors, self.comm.Irecv, srcRank, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist._Work:
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
@@ -155,5 +164,37 @@ def _recorded(shown: Any, call: Callable[..., None], arguments: tuple[Any, ...])
         end_event(shown)
 
 
+def options_of(opts: Any, **fields: Any) -> Any:
+    """One object of torch's with the options of a call, which may come in one or field by field.
+
+    Args:
+        opts: such an object, or the value of the first field.
+        fields: values of the fields that the call takes; ``None`` if one is not given.
+
+    Raises:
+        TypeError: a value has another type, or is given twice.
+    """
+    given = [(name, value) for name, value in fields.items() if value is not None]
+    if not given and all([hasattr(opts, name) for name in fields]):
+        return opts
+    if opts is not None:
+        given.insert(0, (next(iter(fields)), opts))
+    whole = dist.ReduceOptions()  # which has all fields, and says that the call does not block
+    for name, value in given:
+        if not isinstance(value, _FIELDS[name]) or len(dict(given)) < len(given):
+            raise TypeError(
+                f"expected torch's options in one object, or each of {', '.join(fields)} at most "
+                f"once, got {', '.join(f'{name}={value!r}' for name, value in given)}"
+            )
+        setattr(whole, name, value)
+    return whole
+
+
 def listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def blocks_of(blocks: Any) -> list[torch.Tensor]:
+    """A copy of the list of a tensor for each rank, which may come in a list of its own: the caller
+    may change its list while the call is under way."""
+    return list(blocks[0] if blocks and isinstance(blocks[0], list | tuple) else blocks)

@@ -83,15 +83,13 @@ class Reduction(NamedTuple):
 
 
 def reduction(options: Any, dtype: torch.dtype) -> Reduction:
-    """The reduction of tensors of ``dtype`` by torch's options, by a ``ReduceOp`` or one of its
-    kinds, or a sum.
+    """The reduction of tensors of ``dtype`` by torch's options.
 
     Raises:
         ValueError: the reduction has no meaning for the dtype.
     """
-    op: Any = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
-    # A number, as to compare pybind11's enumerations takes 2 us.
-    kind = int(getattr(op, "op", op))
+    op = options.reduceOp
+    kind = int(op.op)  # a number, as to compare pybind11's enumerations takes 2 us
     found = _reduction(kind, dtype)
     if kind != _PREMUL_SUM:
         return found

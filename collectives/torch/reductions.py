@@ -9,7 +9,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.errors import MismatchError
-from collectives.torch.calls import Calls, Tensors, listed
+from collectives.torch.calls import Calls, Tensors, blocks_of, listed, options_of
 from collectives.torch.devices import devices_of, is_on_host
 from collectives.torch.node_memory import is_called_by_reducer
 from collectives.torch.reduce_op import PLAIN_OPS, Reduction, reduction
@@ -30,23 +30,28 @@ from collectives.torch.tensors import (
 class Reductions(Calls):
     """The operations that add, multiply or compare the ranks' tensors."""
 
-    def allreduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> dist._Work:
+        if op is not None or type(opts) is not dist.AllreduceOptions:
+            opts = options_of(opts, reduceOp=op, timeout=timeout)
+        op = PLAIN_OPS.get(hash(opts.reduceOp))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
             given: Any = self.comm, MPI.IN_PLACE, buffer, op
-            return self._submit("all_reduce", tensors, options, self._library.Allreduce, given)
+            return self._submit("all_reduce", tensors, opts, self._library.Allreduce, given)
         tensors = listed(tensors)
         if torch.sparse_coo in [tensor.layout for tensor in tensors]:
-            return self.allreduce_sparse(tensors, options)
-        return self._allreduce("all_reduce", tensors, options)
+            return self.allreduce_sparse(tensors, opts)
+        return self._allreduce("all_reduce", tensors, opts)
 
-    def allreduce_coalesced(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        return self._allreduce("all_reduce_coalesced", listed(tensors), options)
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist._Work:
+        opts = options_of(opts, reduceOp=None)
+        return self._allreduce("all_reduce_coalesced", listed(tensors), opts)
 
-    def _allreduce(self, what: str, tensors: Tensors, options: Any) -> dist._Work:
+    def _allreduce(self, what: str, tensors: Tensors, opts: Any) -> dist._Work:
         """One sum over all tensors of a dtype."""
         check_dense(tensors)
-        dtypes = {tensor.dtype: reduction(options, tensor.dtype) for tensor in tensors}
+        dtypes = {tensor.dtype: reduction(opts, tensor.dtype) for tensor in tensors}
         is_large = len(tensors) == 1 and is_on_host(tensors[0]) and tensors[0].nbytes > SMALL
         is_bucket = is_large and is_called_by_reducer()
 
@@ -55,12 +60,13 @@ class Reductions(Calls):
                 with Joined([t for t in tensors if t.dtype == dtype], reads=True) as whole:
                     self._sum(whole, how, is_bucket)
 
-        return self._submit(what, tensors, options, call)
+        return self._submit(what, tensors, opts, call)
 
-    def allreduce_sparse(self, tensors: Any, options: Any = None) -> dist._Work:
+    def allreduce_sparse(self, tensors: Any, opts: Any = None) -> dist._Work:
         """Sums of sparse tensors in COO format; the ranks' indices may differ."""
+        opts = options_of(opts, reduceOp=None)
         tensors = listed(tensors)
-        how = [reduction(options, tensor.dtype) for tensor in tensors]
+        how = [reduction(opts, tensor.dtype) for tensor in tensors]
         if any(one.op != MPI.SUM or one.factor is not None for one in how):
             raise ValueError("sparse tensors can be summed and averaged, and nothing else")
         made = partial(torch.sparse_coo_tensor, check_invariants=False)
@@ -79,19 +85,29 @@ class Reductions(Calls):
                 for part in (tensor._indices(), tensor._values()) if tensor.is_cuda else ():
                     part.record_stream(streams[tensor.device])  # it was made on the call's own
 
-        return self._submit("sparse_all_reduce", tensors, options, call)
+        return self._submit("sparse_all_reduce", tensors, opts, call)
 
-    def reduce(self, tensors: Any, options: Any = None, **_: Any) -> dist._Work:
-        root, op = options.rootRank, PLAIN_OPS.get(hash(options.reduceOp))
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        root: Any = None,
+    ) -> dist._Work:
+        if op is not None or root is not None or type(opts) is not dist.ReduceOptions:
+            opts = options_of(opts, rootRank=root, reduceOp=op, timeout=timeout)
+        root, op = opts.rootRank, PLAIN_OPS.get(hash(opts.reduceOp))
         if op is not None and (buffer := small(tensors, SUMMABLE)) is not None:
             sent, got = (MPI.IN_PLACE, buffer) if root == self._rank else (buffer, None)
             call, given = self._library.Reduce, (self.comm, sent, got, op, root)
-            return self._submit("reduce", tensors, options, call, given, None, root)
-        return self._reduce(listed(tensors), options, root)  # a closure here slows small calls
+            return self._submit("reduce", tensors, opts, call, given, None, root)
+        return self._reduce(listed(tensors), opts, root)  # a closure here slows small calls
 
-    def _reduce(self, tensors: Tensors, options: Any, root: int) -> dist._Work:
+    def _reduce(self, tensors: Tensors, opts: Any, root: int) -> dist._Work:
         check_dense(tensors)
-        how = [reduction(options, tensor.dtype) for tensor in tensors]
+        how = [reduction(opts, tensor.dtype) for tensor in tensors]
 
         def call() -> None:
             for tensor, one in zip(tensors, how):
@@ -104,46 +120,50 @@ class Reductions(Calls):
                 else:
                     self.comm.Reduce(memory(part), None, one.op, root)
 
-        return self._submit("reduce", tensors, options, call, root=root)
+        return self._submit("reduce", tensors, opts, call, root=root)
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, options: Any = None, **_: Any
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> dist._Work:
         """Blocks may be unequal."""
-        output = listed(outputs)[0]
-        # The caller may change its list while the call is under way.
-        parts = list(inputs[0] if isinstance(inputs[0], list | tuple) else inputs)
+        if op is not None or type(opts) is not dist.ReduceScatterOptions:
+            opts = options_of(opts, reduceOp=op, timeout=timeout)
+        output, parts = listed(outputs)[0], blocks_of(inputs)
         check_parts("reduce_scatter", parts, output, self._size, self._rank)
-        return self._reduce_scatter("reduce_scatter", [output], [parts], options)
+        return self._reduce_scatter("reduce_scatter", [output], [parts], opts)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, source: torch.Tensor, options: Any = None
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> dist._Work:
         what = "reduce_scatter_single"
-        op = PLAIN_OPS.get(hash(getattr(options, "reduceOp", options)))
+        if type(opts) is not dist.ReduceScatterOptions:
+            opts = options_of(opts, reduceOp=None)
+        op = PLAIN_OPS.get(hash(opts.reduceOp))
         if op is not None and (pair := small_pair(source, output, (self._size, 1), SUMMABLE)):
             given: Any = self.comm, *pair, op
             call = self._library.Reduce_scatter_block
-            return self._submit(what, [output], options, call, given, [source])
-        return self.reduce_scatter_single_coalesced([output], [source], options)
+            return self._submit(what, [output], opts, call, given, [source])
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, options: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist._Work:
+        opts = options_of(opts, reduceOp=None)
         for output, source in zip(outputs, inputs, strict=True):
             check_whole("reduce_scatter_single", source, output, self._size)
-        return self._reduce_scatter("reduce_scatter_single", outputs, inputs, options)
+        return self._reduce_scatter("reduce_scatter_single", outputs, inputs, opts)
 
-    def _reduce_scatter(self, what: str, outputs: Any, inputs: Any, options: Any) -> dist._Work:
+    def _reduce_scatter(self, what: str, outputs: Any, inputs: Any, opts: Any) -> dist._Work:
         """Reduces each input, a tensor or one for each rank, and scatters it to an output."""
-        how = [reduction(options, output.dtype) for output in outputs]
+        outputs, inputs = list(outputs), list(inputs)  # the caller may change its lists
+        how = [reduction(opts, output.dtype) for output in outputs]
 
         def call() -> None:
             for output, source, one in zip(outputs, inputs, how):
                 with Joined([output], reads=False) as whole:
                     self._reduce_blocks(listed(source), whole, one)
 
-        return self._submit(what, outputs, options, call, inputs=inputs)
+        return self._submit(what, outputs, opts, call, inputs=inputs)
 
     def _reduce_blocks(self, parts: Tensors, whole: torch.Tensor, how: Reduction) -> None:
         source = apart(parts, whole)  # an output may be a block of its input

@@ -1,6 +1,7 @@
 """Groups of ``torch.distributed`` over MPI, on the ranks of this job."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.errors import MismatchError
+from collectives.torch.backend import backend_of
 from collectives.torch.devices import device_types
 from collectives.torch.register import version
 from tests.cases import slow_case
@@ -31,6 +33,90 @@ def sharded(tensor):
     from torch.distributed.tensor import distribute_tensor, init_device_mesh
 
     return distribute_tensor(tensor, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+MAX, WAIT, ROOT = dist.ReduceOp.MAX, timedelta(seconds=60), MPI.COMM_WORLD.size - 1
+FIELDS = {"op": "reduceOp", "root": "rootRank"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "values"),
+    [
+        ("allreduce", dist.AllreduceOptions, {"op": MAX}),
+        ("reduce_scatter", dist.ReduceScatterOptions, {"op": MAX}),
+        ("reduce", dist.ReduceOptions, {"root": ROOT, "op": MAX}),
+        ("broadcast", dist.BroadcastOptions, {"root": ROOT}),
+        ("gather", dist.GatherOptions, {"root": ROOT}),
+        ("scatter", dist.ScatterOptions, {"root": ROOT}),
+        ("allreduce_coalesced", dist.AllreduceCoalescedOptions, {"op": MAX}),
+        ("_reduce_scatter_base", dist.ReduceScatterOptions, {"op": MAX}),
+        ("reduce_scatter_tensor_coalesced", dist.ReduceScatterOptions, {"op": MAX}),
+    ],
+)
+def test_the_methods_of_a_group_take_options_as_those_of_torch_do(ranks, rank, name, kind, values):
+    options, first = kind(), (*values.values(),)[:1]
+    for one, value in values.items():
+        setattr(options, FIELDS[one], value)
+    ways = [((options,), {}), ((), {"opts": options})]
+    wrong = [(one, {}) for one in ((WAIT,), ("SUM",), (dist.BarrierOptions(),))]
+    wrong += [((options,), values), (first, values), (first, {"opts": options}), ((), {"opp": MAX})]
+    if "coalesced" not in name and "base" not in name:  # which take no others
+        ways += [(way, {}) for way in ((*values.values(),), (*values.values(), WAIT))]
+        ways += [((), values), ((), values | {"timeout": WAIT})]
+    if "root" in values:
+        wrong.append(((MAX,), {}))  # torch's is an integer, too
+
+    def arguments():
+        own, got, least = torch.full((2,), 1.0 * len(ranks) - rank), torch.zeros(2), [1.0] * 2
+        blocks = [torch.full((2,), 10.0 * rank + r) for r in ranks]
+        most, block = [1.0 * len(ranks)] * 2, [10.0 * ROOT + rank] * 2
+        at_root, gathered = rank == ROOT, [torch.zeros(2) for _ in ranks]
+        return {
+            "allreduce": ((own,), own, most),
+            "reduce_scatter": ((got, blocks), got, block),
+            "reduce": ((own,), own, most if at_root else own.tolist()),
+            "broadcast": ((own,), own, least),
+            "gather": ((gathered, own), gathered[0], most if at_root else [0.0] * 2),
+            "scatter": ((got, blocks if at_root else []), got, block),
+            "allreduce_coalesced": (([own],), own, most),
+            "_reduce_scatter_base": ((got, torch.cat(blocks)), got, block),
+            "reduce_scatter_tensor_coalesced": (([got], [torch.cat(blocks)]), got, block),
+        }[name]
+
+    call = getattr(dist.group.WORLD, name)
+    for given, named in ways:
+        tensors, found, expected = arguments()
+        with backend_of(dist.group.WORLD).order.runs:  # so that the call runs later
+            work = call(*tensors, *given, **named)
+            for one in tensors:
+                if isinstance(one, list):
+                    one.clear()
+        work.wait()
+        assert found.tolist() == expected, (given, named)
+    for given, named in wrong:
+        with pytest.raises(TypeError):
+            call(*arguments()[0], *given, **named)
+
+
+def test_the_methods_of_a_group_have_torch_s_names_of_options(ranks, rank):
+    group, own, got = dist.group.WORLD, torch.ones(len(ranks)), torch.zeros(4, len(ranks))
+    sizes = {"output_split_sizes": [], "input_split_sizes": []}
+    lists = [*got[0].split(1)], [*got[3].split(1)], [*own.split(1)]
+    with backend_of(group).order.runs:
+        works = group.allgather(lists[0], own[:1], timeout=WAIT), group.alltoall(*lists[1:])
+        for one in lists:
+            one.clear()
+    for work in (
+        *works,
+        group.barrier(timeout=WAIT),
+        group.barrier(opts=dist.BarrierOptions()),
+        group.all_to_all_single(got[1], own, **sizes, timeout=WAIT),
+        group.all_gather_single(got[2], own[:1], opts=dist.distributed_c10d.AllgatherOptions()),
+        group.recv([received := torch.zeros(1)], srcRank=rank - 1 if rank else ROOT, tag=3),
+        group.send([own[:1]], dstRank=(rank + 1) % len(ranks), tag=3),
+    ):
+        work.wait()
+    assert got.tolist() == [own.tolist()] * 4 and received.item() == 1
 
 
 @pytest.mark.parametrize("count", [47, 2003])
