@@ -120,7 +120,8 @@ class Loop(ClosedTogether):
                 is_checked = is_due(self.check_every, done, parts.steps_done)
                 done = parts.steps_done
                 if is_checked:
-                    parts.check_replicas(f"after step {parts.steps_done}")
+                    with parts.account.apart():
+                        parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
 
