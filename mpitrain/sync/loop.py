@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import extras
@@ -134,7 +133,7 @@ class DriftingLoop(SynchronousLoop):
     def _sum(self, steps: Sequence[list[float]], more: Array) -> list[Agreed]:
         """Sums of all ranks' numbers on steps; ``more`` is summed in place; one message."""
         values, found = np.append(steps, more), list[Agreed]()
-        self.parts.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        self.parts.gradient.total(values, self.parts.comm)
         rows, more[...] = np.split(values, [values.size - more.size])
         for row in rows.reshape(len(steps), -1).tolist():
             *numbers, away, anchor = row
@@ -146,7 +145,7 @@ class DriftingLoop(SynchronousLoop):
 
     def _tell(self) -> Sequence[Record]:
         """Agree on the steps since the last time."""
-        parts, began, found = self.parts, perf_counter(), list[Step]()
+        parts, found = self.parts, list[Step]()
         steps, self._untold = self._untold, []
         spent = parts.account.spent.copy()
         agreed = self._sum([one.numbers for one in steps], spent)
@@ -156,7 +155,6 @@ class DriftingLoop(SynchronousLoop):
                 failed, unfit = (named(parts.comm, text) for text in (one.failed, one.unfit))
                 raise NonFinite(nonfinite_message(one.begun.step, failed, unfit), found)
             found.append(parts.account.record(one.begun, its))
-        parts.account.met += perf_counter() - began
         if any(one.faults for one in agreed):
             parts.purity.expect(f"until step {parts.steps_done}")
         before, done = parts.steps_done - len(found), parts.steps_done

@@ -48,8 +48,6 @@ class Account:
     """Measures the seconds and bytes of each step.
 
     Attributes:
-        met: seconds of waiting for the other ranks at the end of the last step, which count in the
-            next one.
         spent: this rank's seconds of computation since the last search for a straggler, at its
             place among zeros.
         noise: with ``run.noise_scale``, its averages.
@@ -78,7 +76,7 @@ class Account:
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
         self._published, self._late = 0.0, (0, 0)
         self._lap = perf_counter()
-        self.drift = self.met = 0.0
+        self.drift = 0.0
         #: Seconds since the start by activity; waiting by the rank that was waited for.
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
@@ -91,7 +89,7 @@ class Account:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self._published
         self._before = self._counted()
-        self.met = 0.0
+        self._parts.gradient.met = 0.0
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -140,7 +138,7 @@ class Account:
         source: MicroBatches | None,
         waited: Mapping[int, float],
     ) -> StepReport:
-        """This rank's report of the step that it has computed; call :meth:`start_next` afterwards.
+        """This rank's report of the step that it has computed.
 
         Args:
             loss, squares: this rank's part of the mean over the batch, and of the squared norm of
@@ -159,30 +157,29 @@ class Account:
             [own, squares, counted, parts.store.squares]
         )
         memory, faults = parts.device.memory(), bool(parts.purity.faults())
-        seconds = self.lap()  # from here on this rank waits for the others
-        self.met += feed.met_seconds
-        self.add(seconds, comm_seconds, waited)
+        seconds = self.lap()
+        met, parts.gradient.met = parts.gradient.met + feed.met_seconds, 0.0
+        self.add(seconds, comm_seconds, waited, met)
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
         return StepReport(
             loss if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
-            sum(waited.values()) + self.met, feed.read_seconds, parts.stop.raised(), sent, shared,
+            sum(waited.values()) + met, feed.read_seconds, parts.stop.raised(), sent, shared,
             faults, labels, counted, memory, noise, squares,
         )  # fmt: skip
 
-    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
-        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks."""
+    def add(
+        self, seconds: float, reducing: float, waiting: Mapping[int, float], met: float = 0.0
+    ) -> None:
+        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks, and
+        those in which it ``met`` all."""
         reducing += self._published
         for rank, part in waiting.items():
             self._waiting[rank] = self._waiting.get(rank, 0.0) + part
-        computing = seconds - reducing - sum(waiting.values()) - self.met
-        self._meeting += self.met
+        computing = seconds - reducing - sum(waiting.values()) - met
+        self._meeting += met
         self._reducing += reducing
         self._computing += computing
         self.spent[self._comm.rank] += computing
-
-    def start_next(self) -> None:
-        """Note that the ranks have agreed on the step: from now on the next step's time runs."""
-        self.met = perf_counter() - self._lap
 
     def record(self, begun: Begun, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""

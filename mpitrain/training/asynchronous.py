@@ -5,7 +5,6 @@ from math import isfinite, sqrt
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain import nn
 from mpitrain.arrays import Array, Scalar, array_namespace
@@ -94,7 +93,7 @@ class UpdateWindow:
         totals = np.array(own)
         each_step = -1, self._parts.updater.per_step, totals.shape[1]
         values = np.append(totals.reshape(each_step).sum(axis=1), more)
-        self._parts.comm.Allreduce(MPI.IN_PLACE, values, algorithm="native")
+        self._parts.gradient.total(values, self._parts.comm)
         totals, more[...] = np.split(values, [values.size - more.size])
         return [Updated(*total) for total in totals.reshape(-1, len(Updated._fields)).tolist()]
 
@@ -165,7 +164,6 @@ class AsynchronousLoop(Loop):
         report = parts.account.report(0.0, 0.0, summing, None, runner.waited)
         more = np.array([*report.numbers, *parts.device.read([source.unequal])], float)
         updates = window.agree(own, more)
-        parts.account.start_next()
         *numbers, unequal = more.tolist()
         whole = StepReport(*numbers)
         if whole.faults:

@@ -56,7 +56,6 @@ class SynchronousLoop(Loop):
         squares, waited = parts.gradient.own_squares(), parts.passes.runner().waited
         report = parts.account.report(loss, squares, sum_seconds, micro_batches, waited)
         agreed = self.agree(report)
-        parts.account.start_next()  # whose report has the seconds from here on
         skipped, late_seconds = None, 0.0
         if agreed.finite:
             late_seconds = self.update(agreed)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
+from time import perf_counter
 
 import numpy as np
 from mpi4py import MPI
@@ -30,13 +31,22 @@ class GlobalGradient:
     Attributes:
         grid, store, device: those of this rank.
         ranks: those that share one gradient: all, or those of this rank's worker.
+        met: seconds of :meth:`total` that no step has reported yet.
     """
 
     grid: ProcessGrid
     store: Store
     ranks: Communicator
     device: Device = HOST
+    met: float = field(init=False, default=0.0)
     _names: list[str] | None = field(init=False, default=None)
+
+    def total(self, values: Array, ranks: Communicator) -> None:
+        """Sum a few numbers in place over ``ranks``; the seconds are those of waiting for them."""
+        if ranks.size > 1:
+            began = perf_counter()
+            ranks.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+            self.met += perf_counter() - began
 
     def agree(
         self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
@@ -49,8 +59,7 @@ class GlobalGradient:
         comm = ranks or self.ranks
         some_unused = len(self.store.used) < len(self.store.arena.tensors)
         values = np.array([*own.numbers, some_unused], float)
-        if comm.size > 1:
-            comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        self.total(values, comm)
         *numbers, some_unused = values.tolist()
         found = Agreed(*numbers)
         factor = mean_correction(found.labels, float(found.counted))

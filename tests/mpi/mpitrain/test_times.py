@@ -17,6 +17,7 @@ from mpitrain.sync.anchored import Anchored
 from mpitrain.training import account, feed
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.feed import Feed
+from mpitrain.update import gradient
 from mpitrain.update.gradient import GlobalGradient
 from tests.mpi.mpitrain.layouts import changed, in_folder, job, mlp
 
@@ -87,7 +88,7 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, m
 def test_a_ranks_own_work_and_sums_are_no_waiting(comm, owner, slow, reduces, monkeypatch):
     """By a clock that reading and what is ``slow`` move by a second, and nothing else."""
     clock = [0.0]
-    for module in (account, feed, loop, summation):
+    for module in (account, feed, gradient, loop, summation):
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
 
     def slowed(one, act, *given, **named):
