@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import nan
 from statistics import median
@@ -18,6 +18,7 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
+from mpitrain.ranks.together import T, together
 from mpitrain.training.batches import MicroBatches
 from mpitrain.update.agreement import Agreed, StepReport
 
@@ -158,8 +159,8 @@ class Account:
         )
         memory, faults = parts.device.memory(), bool(parts.purity.faults())
         seconds = self.lap()
-        met, parts.gradient.met = parts.gradient.met + feed.met_seconds, 0.0
-        self.add(seconds, comm_seconds, waited, met)
+        parts.gradient.met += feed.met_seconds
+        met = self.add(seconds, comm_seconds, waited)
         sent, shared = (late + now for late, now in zip(self._late, self.moved()))
         return StepReport(
             loss if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
@@ -167,11 +168,24 @@ class Account:
             faults, labels, counted, memory, noise, squares,
         )  # fmt: skip
 
-    def add(
-        self, seconds: float, reducing: float, waiting: Mapping[int, float], met: float = 0.0
-    ) -> None:
-        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks, and
-        those in which it ``met`` all."""
+    def together(self, act: Callable[[], T], *errors: type[Exception]) -> T:
+        """As :func:`mpitrain.ranks.together.together`; seconds after ``act`` count as waiting."""
+        ended = 0.0
+
+        def timed() -> T:
+            nonlocal ended
+            own = act()
+            ended = perf_counter()
+            return own
+
+        found = together(self._comm, timed, *errors)
+        self._parts.gradient.met += perf_counter() - ended
+        return found
+
+    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> float:
+        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks;
+        returns those in which it has met all ranks."""
+        met, self._parts.gradient.met = self._parts.gradient.met, 0.0
         reducing += self._published
         for rank, part in waiting.items():
             self._waiting[rank] = self._waiting.get(rank, 0.0) + part
@@ -180,6 +194,7 @@ class Account:
         self._reducing += reducing
         self._computing += computing
         self.spent[self._comm.rank] += computing
+        return met
 
     def record(self, begun: Begun, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from mpitrain.metrics.records import Step
 from mpitrain.parallel import summation
+from mpitrain.ranks.together import together
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.run import train
 from mpitrain.start import start
@@ -116,6 +117,27 @@ def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
         moved = comm.allreduce(trainer.parts.account.bytes_moved)
         assert moved >= RANKS * trainer.parts.dense_bytes * (len(records) // 8)
     assert moved == pytest.approx(RANKS * sum(r.sent_bytes + r.shared_bytes for r in records))
+
+
+def test_who_waits_for_the_clients_of_others_does_not_compute(comm, monkeypatch):
+    clock = [0.0]
+
+    def now():
+        clock[0] += 1e-9
+        return clock[0]
+
+    def late(*given):
+        found = together(*given)
+        clock[0] += 1.0  # until the last rank is there
+        return found
+
+    monkeypatch.setattr(account, "perf_counter", now)
+    monkeypatch.setattr(account, "together", late)
+    with start(comm, changed(mlp(), federated={"clients": 4})) as trainer:
+        *_, step = trainer.run_epoch(0)
+        told = ranks(times(trainer).ranks)
+    assert (step.seconds, step.wait_share) == pytest.approx((1.0, 1.0), abs=1e-4)
+    assert [one.waiting for one in told] == pytest.approx([1.0] * RANKS, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["local", "delayed"])
