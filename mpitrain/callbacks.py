@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from math import isfinite, nan
 from pathlib import Path
@@ -112,7 +112,7 @@ class Callbacks:
         parts = self._parts
         if parts.spikes is None:
             raise error
-        self._write_saved(self._writer.finish())
+        self._write_saved(self._writer.finish)
         back = parts.spikes.go_back(
             error,
             lambda step: resume(parts, allow_changes=True, before=step),
@@ -139,7 +139,7 @@ class Callbacks:
             if slow := parts.account.straggler(done, spent):
                 self.write(slow)
         if done % parts.config.sync.agree == 0:  # a message to all while files are written
-            self._write_saved(self._writer.poll())
+            self._write_saved(self._writer.poll)
         self._do_as_asked()
         if is_due(parts.config.checkpoint.every, before, done) and not parts.stopping:
             self._save()
@@ -218,7 +218,7 @@ class Callbacks:
         parts = self._parts
         is_last = parts.steps_done == parts.total_steps or self.ended()
         if best or is_last or not (parts.spikes and parts.spikes.streak):
-            self._write_saved(save(parts, self._writer, best=best))
+            self._write_saved(lambda: save(parts, self._writer, best=best))
             if not best:
                 self._saved = parts.steps_done
 
@@ -226,9 +226,12 @@ class Callbacks:
         """Save the last step unless that was done, and wait for all files; collective."""
         if self._saved != self._parts.steps_done:
             self._save()
-        self._write_saved(self._writer.finish())
+        self._write_saved(self._writer.finish)
 
-    def _write_saved(self, saved: tuple[Path, float] | None) -> None:
+    def _write_saved(self, act: Callable[[], tuple[Path, float] | None]) -> None:
+        """Do what belongs to checkpoints, and to no step, and write of one that is complete."""
+        with self._parts.account.apart():
+            saved = act()
         if saved:
             folder, seconds = saved
             self.write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))

@@ -86,6 +86,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         prox: as :class:`~mpitrain.training.parts.Parts` has it.
         losses, skipped, times_back: see :attr:`mpitrain.training.spikes.Spikes.kept`.
         noise: see :class:`mpitrain.training.noise.NoiseScale`.
+        drift: workers' drift at the last exchange.
     """
 
     step: Steps
@@ -105,6 +106,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     skipped: list[Steps] = []
     times_back: Steps = 0
     noise: list[float] = []
+    drift: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.updates > self.step * self.per_step:

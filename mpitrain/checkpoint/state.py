@@ -112,6 +112,7 @@ def collect(parts: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifes
             [*parts.prox] if isfinite(sum(parts.prox)) else [],
             *spikes,
             parts.account.noise.averages if parts.account.noise else [],
+            workers.drift(parts),
         ),
         job=msgspec.json.encode(parts.config).decode(),
         layout=parts.layout,
@@ -213,6 +214,7 @@ def restore(
         parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
     if parts.account.noise and progress.noise:
         parts.account.noise.averages = progress.noise
+    parts.account.drift = progress.drift
     parts.watch.seen = {text: progress.seen.get(text, Seen()) for text in parts.watch.seen}
     if parts.measured_rates:
         parts.measured_rates.values = progress.measured

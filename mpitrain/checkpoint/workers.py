@@ -7,6 +7,7 @@ weights and the mean of the optimisers' states, as if all had met at that step.
 """
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,14 @@ def state(parts: "Parts") -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         return {}, {}
     arrived, own = parts.strategy.state()
     return {**parts.strategy.shared, **arrived}, own
+
+
+def drift(parts: "Parts") -> float:
+    """The workers' drift at the last exchange, told by a step's record or not yet; collective."""
+    if parts.strategy is None:
+        return 0.0
+    away, anchor = parts.comm.allreduce(np.array(parts.strategy.strayed))
+    return sqrt(away / anchor) if anchor else parts.account.drift
 
 
 def together(parts: "Parts", shared: Mapping[str, Array]) -> dict[str, Array]:

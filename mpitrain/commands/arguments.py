@@ -166,6 +166,8 @@ def _add_trials(commands: "Commands") -> None:
     tested = "test the model of a run's newest checkpoint, on any number of ranks"
     evaluate = commands.add_parser("eval", help=tested)
     add_job(evaluate)
+    changed = "test although the job's loss, data or the like are not those of training"
+    evaluate.add_argument("--allow-changes", action="store_true", help=changed)
     add_verbose(evaluate)
 
     find = commands.add_parser(

@@ -186,15 +186,16 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     with loop_of_job(comm, config) as loop:
         # A test has no order of samples; that of workers with their own goes by their number.
         loop.parts.origin = origin_of(loop.parts)._replace(order="")
-        found = resume(loop.parts)
+        found = resume(loop.parts, allow_changes=options.allow_changes)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
         result = evaluation.evaluate(loop.parts, 0)
         if comm.rank == 0:
-            for why in found.refused:
-                print(f"checkpoint refused: {why}", file=sys.stderr)
-            told = [measured(result.metrics), f"loss {result.test_loss:.6f}"]
-            print(f"{found.path}: test {', '.join(filter(None, told))}")
+            told = [f"checkpoint refused: {why}" for why in found.refused]
+            for why in told + found.notes * options.allow_changes:
+                print(why, file=sys.stderr)
+            numbers = [measured(result.metrics), f"loss {result.test_loss:.6f}"]
+            print(f"{found.path}: test {', '.join(filter(None, numbers))}")
     return 0
 
 

@@ -109,8 +109,8 @@ class FederatedLoop(Loop):
                 "make federated.deadline longer or dropout less"
             )
         with parts.span("clients", "forward"):
-            trained = together(
-                parts.comm, lambda: self._train(cohort), NonFinite, DataError, ConfigError
+            trained = parts.account.together(
+                lambda: self._train(cohort), NonFinite, DataError, ConfigError
             )
         before, sent = wire.seconds, wire.sent
         ends = {client: one.weights for client, one in trained.items()}
@@ -132,13 +132,13 @@ class FederatedLoop(Loop):
         parts, samples = self.parts, sum(samples for _, samples in losses.values())
         loss = sum(loss for loss, _ in losses.values()) / samples if samples else float("nan")
         lasted = parts.account.lap()
-        parts.account.add(lasted, own, {})
-        told = [lasted, own, *parts.account.moved(), parts.device.memory()]
-        seconds, comm_seconds, sent, shared, memory = map(parts.comm.allreduce, told)
+        times = [lasted, own, parts.account.add(lasted, own, {})]
+        told = [*times, *parts.account.moved(), parts.device.memory()]
+        seconds, comm_seconds, waited, sent, shared, memory = map(parts.comm.allreduce, told)
         norm = sqrt(float(mean.change[0] @ mean.change[0]))
         agreed = Agreed(
-            loss, seconds, comm_seconds, sent_bytes=sent, shared_bytes=shared, memory=memory,
-            grad_norm=norm,
+            loss, seconds, comm_seconds, waited, sent_bytes=sent, shared_bytes=shared,
+            memory=memory, grad_norm=norm,
         )  # fmt: skip
         number = parts.steps_done - 1
         step = Begun(parts.steps_done, number, samples, parts.rates.rate(number))

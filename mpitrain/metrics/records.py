@@ -110,7 +110,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         loss: mean over the global batch, before the update.
         grad_norm: Euclidean norm of the global gradient.
         lr: learning rate.
-        seconds: wall-clock time since the step before, mean over the ranks.
+        seconds: wall-clock time since the step before, checkpoints left out, mean over the ranks.
         samples_per_s: throughput of all ranks together.
         comm_share: part of ``seconds`` spent in reducing gradients, waits for slower ranks
             included, 0 to 1.

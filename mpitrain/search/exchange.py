@@ -45,7 +45,8 @@ def exchange(
     share = sent / plain if plain else 1.0
     if not sync.drifts:
         return ReplicaExchange(share, 1, None, kept)
-    share += numerics.slots * (sync.state == "averaged")
+    averaged = numerics.slots - bool(config.optim.average)  # each worker keeps its own average
+    share += averaged * (sync.state == "averaged")
     if sync.kind == "delayed":
         kept += 3 + 2 * max(1, ceil(sync.delay / sync.period))
     else:

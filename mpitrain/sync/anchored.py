@@ -28,11 +28,9 @@ class Anchored(ABC):
         anchor: common weights, shape (arena.size,); the same bits on all workers after each step.
         workers: this rank's worker, and its peers in the others.
         exchanges: exchanges of the strategy.
-        shared, keepers: see the protocol.
+        shared, keepers, strayed: see the protocol.
         is_alone: whether there is one worker only.
         keeps_all: whether exchanges change nothing: there is one worker, and no codec.
-        strayed: this rank's part of the squared distance of its worker's weights from the anchor
-            before the last exchange, and of the anchor's squared norm.
         algorithm, reason: how an exchange is summed, and why so.
     """
 
@@ -56,6 +54,7 @@ class Anchored(ABC):
 
     def begin(self, steps_done: int | None = None) -> None:
         self.quiesce()
+        self.strayed = 0.0, 0.0
         if steps_done is None:
             self.anchor[...] = self.workers.parameters
 

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import extras
@@ -63,17 +62,22 @@ class DriftingLoop(SynchronousLoop):
         is_together = self.parts.steps_done < self.parts.config.sync.start
         return self.parts.comm if is_together and not self._strategy.is_alone else super().sharers
 
+    def complete_gradient(self) -> float:
+        parts, strategy = self.parts, self._strategy
+        if self.sharers is parts.gradient.ranks:
+            return 0.0
+        gradients, is_adasum = strategy.workers.gradients, parts.config.sync.combine == "adasum"
+        with parts.span("reduce", "communicate"), parts.comm.waiting("the sum of gradients"):
+            began = perf_counter()
+            gradients[...] = strategy.mean(gradients, strategy.exchanges[0] if is_adasum else None)
+            return perf_counter() - began
+
     def agree(self, report: StepReport) -> Agreed:
         """Agree within the worker, and with all ranks if they hear of each step; collective."""
         parts, strategy, every = self.parts, self._strategy, self._every
         self._strayed, strategy.strayed = strategy.strayed, (0.0, 0.0)
-        if self.sharers is not parts.gradient.ranks:
-            gradients = strategy.workers.gradients
-            is_adasum = parts.config.sync.combine == "adasum"
-            gradients[...] = strategy.mean(gradients, strategy.exchanges[0] if is_adasum else None)
-            own = parts.gradient.agree(report, ranks=parts.comm, copies=self.workers)
-        else:
-            own = parts.gradient.agree(report)
+        copies = 1 if self.sharers is parts.gradient.ranks else self.workers
+        own = parts.gradient.agree(report, ranks=self.sharers, copies=copies)
         if every > 1:
             return own
         (found,) = self._sum([self._numbers(report, own)], np.empty(0))
@@ -121,25 +125,27 @@ class DriftingLoop(SynchronousLoop):
     def _numbers(self, report: StepReport, own: Agreed) -> list[float]:
         """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
         counted = nan if own.nothing_counts else report.counted
-        known = replace(report, loss=float(report.loss) * own.factor, counted=counted)
         squares = own.own_norm**2 * self.workers / self.parts.comm.size
-        return [*known.numbers, *self._strayed, squares]
+        loss = report.loss * own.factor
+        known = replace(report, loss=loss, counted=counted, squares=squares)
+        return [*known.numbers, *self._strayed]
 
     def _sum(self, steps: Sequence[list[float]], more: Array) -> list[Agreed]:
         """Sums of all ranks' numbers on steps; ``more`` is summed in place; one message."""
         values, found = np.append(steps, more), list[Agreed]()
-        self.parts.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        self.parts.gradient.total(values, self.parts.comm)
         rows, more[...] = np.split(values, [values.size - more.size])
         for row in rows.reshape(len(steps), -1).tolist():
-            *numbers, away, anchor, squares = row
-            norm = float(np.sqrt(squares / self.workers))
+            *numbers, away, anchor = row
             drift = float(np.sqrt(away / anchor)) if anchor else None
-            found.append(Agreed(*numbers, grad_norm=norm, own_norm=norm, drift=drift))
+            one = Agreed(*numbers, drift=drift)
+            norm = float(np.sqrt(one.squares / self.workers))
+            found.append(replace(one, grad_norm=norm, own_norm=norm))
         return found
 
     def _tell(self) -> Sequence[Record]:
         """Agree on the steps since the last time."""
-        parts, began, found = self.parts, perf_counter(), list[Step]()
+        parts, found = self.parts, list[Step]()
         steps, self._untold = self._untold, []
         spent = parts.account.spent.copy()
         agreed = self._sum([one.numbers for one in steps], spent)
@@ -149,7 +155,6 @@ class DriftingLoop(SynchronousLoop):
                 failed, unfit = (named(parts.comm, text) for text in (one.failed, one.unfit))
                 raise NonFinite(nonfinite_message(one.begun.step, failed, unfit), found)
             found.append(parts.account.record(one.begun, its))
-        parts.account.met += perf_counter() - began
         if any(one.faults for one in agreed):
             parts.purity.expect(f"until step {parts.steps_done}")
         before, done = parts.steps_done - len(found), parts.steps_done

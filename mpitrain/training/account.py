@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import nan
 from statistics import median
 from time import perf_counter
@@ -17,6 +18,7 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device import HOST
 from mpitrain.metrics.records import RankTime, Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Coordinates
+from mpitrain.ranks.together import T, together
 from mpitrain.training.batches import MicroBatches
 from mpitrain.update.agreement import Agreed, StepReport
 
@@ -47,11 +49,10 @@ class Account:
     """Measures the seconds and bytes of each step.
 
     Attributes:
-        met: seconds of waiting for the other ranks at the end of the last step, which count in the
-            next one.
         spent: this rank's seconds of computation since the last search for a straggler, at its
             place among zeros.
         noise: with ``run.noise_scale``, its averages.
+        drift: that of the last exchange that was reported.
     """
 
     def __init__(self, parts: "Parts") -> None:
@@ -76,7 +77,7 @@ class Account:
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
         self._published, self._late = 0.0, (0, 0)
         self._lap = perf_counter()
-        self._drift = self.met = 0.0
+        self.drift = 0.0
         #: Seconds since the start by activity; waiting by the rank that was waited for.
         self._computing = self._reducing = self._meeting = 0.0
         self._waiting: dict[int, float] = {}
@@ -89,23 +90,32 @@ class Account:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
         self._lap = perf_counter() - self._published
         self._before = self._counted()
-        self.met = 0.0
+        self._parts.gradient.met = 0.0
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A block between two steps, such as a checkpoint, that belongs to neither."""
+        began, counted = perf_counter(), self._counted()
+        yield
+        self._lap += perf_counter() - began
+        self._before += self._counted() - counted
 
     def lap(self) -> float:
         """Seconds of this step: those since the last call, or since :meth:`begin`."""
         before, self._lap = self._lap, perf_counter()
         return self._lap - before
 
-    def _counted(self) -> tuple[int, int]:
+    def _counted(self) -> Array:
         """Bytes sent and moved in shared memory so far; the least by the MPI library."""
-        return self._traffic.sent + self._traffic.native_bytes, self._traffic.shared
+        traffic = self._traffic
+        return np.array([traffic.sent + traffic.native_bytes, traffic.shared])
 
     def moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
-        now, before = self._counted(), self._before
-        self._before = now
-        self.bytes_moved += sum(now) - sum(before)
-        return now[0] - before[0], now[1] - before[1]
+        sent, shared = (self._counted() - self._before).tolist()
+        self._before += [sent, shared]
+        self.bytes_moved += sent + shared
+        return sent, shared
 
     def note_late(self, seconds: float) -> None:
         """Note ``seconds`` of communication after the ranks agreed on a step, such as an exchange.
@@ -124,53 +134,72 @@ class Account:
     def report(
         self,
         loss: Scalar,
+        squares: Scalar,
         comm_seconds: float,
         source: MicroBatches | None,
         waited: Mapping[int, float],
     ) -> StepReport:
-        """This rank's report of the step that it has computed; call :meth:`start_next` afterwards.
+        """This rank's report of the step that it has computed.
 
         Args:
-            loss: this rank's part of the mean over the batch.
+            loss, squares: this rank's part of the mean over the batch, and of the squared norm of
+                the gradient.
             comm_seconds: seconds in the sum of gradients.
             source: the micro-batches; None: their labels are none of the report's.
             waited: seconds of waiting for other stages, by rank.
         """
-        parts, feed, seconds = self._parts, self._parts.feed, self.lap()
-        self.met += feed.met_seconds
-        self.add(seconds, comm_seconds, waited)
-        sent, shared = (late + now for late, now in zip(self._late, self.moved()))
+        parts, feed = self._parts, self._parts.feed
         # The tensor ranks of the last stage all have one loss and labels; sums count these once.
         is_first = parts.grid.place.tensor == 0
         own, labels, counted = loss if is_first else 0.0, 0.0, 0.0
         if is_first and source:
             labels, counted = source.labels_taken, source.counted
+        loss, squares, counted, noise = parts.device.read(
+            [own, squares, counted, parts.store.squares]
+        )
+        memory, faults = parts.device.memory(), bool(parts.purity.faults())
+        seconds = self.lap()
+        parts.gradient.met += feed.met_seconds
+        met = self.add(seconds, comm_seconds, waited)
+        sent, shared = (late + now for late, now in zip(self._late, self.moved()))
         return StepReport(
-            own if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
-            sum(waited.values()) + self.met, feed.read_seconds, parts.stop.raised(), sent, shared,
-            bool(parts.purity.faults()), labels, counted, parts.device.memory(),
-            parts.store.squares,
+            loss if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
+            sum(waited.values()) + met, feed.read_seconds, parts.stop.raised(), sent, shared,
+            faults, labels, counted, memory, noise, squares,
         )  # fmt: skip
 
-    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
-        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks."""
+    def together(self, act: Callable[[], T], *errors: type[Exception]) -> T:
+        """As :func:`mpitrain.ranks.together.together`; seconds after ``act`` count as waiting."""
+        ended = 0.0
+
+        def timed() -> T:
+            nonlocal ended
+            own = act()
+            ended = perf_counter()
+            return own
+
+        found = together(self._comm, timed, *errors)
+        self._parts.gradient.met += perf_counter() - ended
+        return found
+
+    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> float:
+        """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks;
+        returns those in which it has met all ranks."""
+        met, self._parts.gradient.met = self._parts.gradient.met, 0.0
         reducing += self._published
         for rank, part in waiting.items():
             self._waiting[rank] = self._waiting.get(rank, 0.0) + part
-        computing = seconds - reducing - sum(waiting.values()) - self.met
-        self._meeting += self.met
+        computing = seconds - reducing - sum(waiting.values()) - met
+        self._meeting += met
         self._reducing += reducing
         self._computing += computing
         self.spent[self._comm.rank] += computing
-
-    def start_next(self) -> None:
-        """Note that the ranks have agreed on the step: from now on the next step's time runs."""
-        self.met = perf_counter() - self._lap
+        return met
 
     def record(self, begun: Begun, agreed: Agreed) -> Step:
         """Record of a step on which all ranks agree; sums over the ranks become means."""
         if agreed.drift is not None:
-            self._drift = agreed.drift
+            self.drift = agreed.drift
         ranks, samples, noise = self._comm.size, begun.samples, UNSET
         if self.noise:
             unscaled = (agreed.factor / begun.scale) ** 2
@@ -192,7 +221,7 @@ class Account:
         sync = self._parts.config.sync
         if sync.kind == "every_step":
             return UNSET
-        return Synced(*sync.exchanges(step), self._drift)
+        return Synced(*sync.exchanges(step), self.drift)
 
     def straggler(self, step: int, spent: Array) -> Straggler | None:
         """The rank that kept the others waiting since the last call, or None.

@@ -5,7 +5,6 @@ from math import isfinite, sqrt
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain import nn
 from mpitrain.arrays import Array, Scalar, array_namespace
@@ -80,17 +79,21 @@ class UpdateWindow:
         squares = squares * updater.per_step
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
+    def read(self, own: Sequence[Updated]) -> list[Updated]:
+        """The results with numbers of the host."""
+        read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
+        numbers = zip(own, read[::2], read[1::2], strict=True)
+        return [each._replace(loss=a, squares=b) for each, a, b in numbers]
+
     def agree(self, own: Sequence[Updated], more: Array) -> list[Updated]:
         """Sums of the results of each step's updates over the ranks; collective.
 
         ``more`` is summed in place, by the same message.
         """
-        read = self._parts.device.read([one for each in own for one in (each.loss, each.squares)])
-        numbers = zip(own, read[::2], read[1::2], strict=True)
-        totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
+        totals = np.array(own)
         each_step = -1, self._parts.updater.per_step, totals.shape[1]
         values = np.append(totals.reshape(each_step).sum(axis=1), more)
-        self._parts.comm.Allreduce(MPI.IN_PLACE, values, algorithm="native")
+        self._parts.gradient.total(values, self._parts.comm)
         totals, more[...] = np.split(values, [values.size - more.size])
         return [Updated(*total) for total in totals.reshape(-1, len(Updated._fields)).tolist()]
 
@@ -156,12 +159,11 @@ class AsynchronousLoop(Loop):
             return passes.context(step, source.indices(micro_batch), source.terms(micro_batch))
 
         with parts.passing():
-            own = runner.run(source, window.weights, store, window.update, context)
+            own = window.read(runner.run(source, window.weights, store, window.update, context))
         summing = sum(one.comm_seconds for one in own)
-        report = parts.account.report(0.0, summing, None, runner.waited)
+        report = parts.account.report(0.0, 0.0, summing, None, runner.waited)
         more = np.array([*report.numbers, *parts.device.read([source.unequal])], float)
         updates = window.agree(own, more)
-        parts.account.start_next()
         *numbers, unequal = more.tolist()
         whole = StepReport(*numbers)
         if whole.faults:

@@ -7,9 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain.arrays import Array, Scalar, as_inputs, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
@@ -103,8 +101,10 @@ class MicroBatches:
         """Number of samples in a micro-batch."""
         return len(self.indices(micro_batch))
 
-    def count_labels(self, ranks: Communicator, *, has_labels: bool) -> None:
-        """Ask the labels what counts in the batches of these ranks; collective where it matters.
+    def count_labels(self, total: Callable[[Array], None], *, has_labels: bool) -> None:
+        """Ask the labels what counts in the batches; collective where it matters.
+
+        ``total`` sums numbers in place over the ranks that share the batches.
 
         Backward passes see torch's own gradients then.  Where labels do not say it, gradients are
         divided by all labels, and corrected after the step.
@@ -120,7 +120,7 @@ class MicroBatches:
             taken = len(labels) if several else self._taken(number, labels)
             self._counts[number] = found[0]
             totals[number // self.parts] += [taken, *found]
-        ranks.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+        total(totals)
         shares = totals[:, 1:] / np.maximum(totals[:, :1], 1)
         if several:
             loss.shares = shares[0]

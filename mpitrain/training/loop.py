@@ -3,12 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from math import isnan, nan
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator, CorruptMessage
 from mpitrain.arrays import Array, Scalar
@@ -120,7 +120,8 @@ class Loop(ClosedTogether):
                 is_checked = is_due(self.check_every, done, parts.steps_done)
                 done = parts.steps_done
                 if is_checked:
-                    parts.check_replicas(f"after step {parts.steps_done}")
+                    with parts.account.apart():
+                        parts.check_replicas(f"after step {parts.steps_done}")
         if not is_checked:
             parts.check_replicas(f"after epoch {epoch}")
 
@@ -233,7 +234,7 @@ def count_labels(parts: Parts, source: MicroBatches, ranks: Communicator | None)
     """Count the labels before the passes, if ``ranks`` share a gradient; collective."""
     is_last = parts.grid.place.stage == parts.partition.stage_of([*parts.model.layers][-1])
     if ranks is not None:
-        source.count_labels(ranks, has_labels=is_last)
+        source.count_labels(partial(parts.gradient.total, ranks=ranks), has_labels=is_last)
 
 
 def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) -> float:
@@ -244,8 +245,7 @@ def _divide_by_counted(parts: Parts, source: MicroBatches, ranks: Communicator) 
     (counted,) = parts.device.read([source.counted])
     is_first = parts.grid.place.tensor == 0  # the tensor ranks of a stage count the same labels
     totals = np.array([source.labels_taken, counted] if is_first else [0.0, 0.0])
-    if ranks.size > 1:
-        ranks.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
+    parts.gradient.total(totals, ranks)
     factor = mean_correction(*totals.tolist())
     if factor != 1:
         cast(WholeGradients, parts.store).gradients[...] *= factor

@@ -52,11 +52,10 @@ class SynchronousLoop(Loop):
         parts.summation.begin(done, scale)
         # Buckets are summed over the ranks beside the backward pass, and are complete afterwards.
         loss, sum_seconds = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
-        report = parts.account.report(
-            loss, sum_seconds, micro_batches, parts.passes.runner().waited
-        )
+        sum_seconds += self.complete_gradient()
+        squares, waited = parts.gradient.own_squares(), parts.passes.runner().waited
+        report = parts.account.report(loss, squares, sum_seconds, micro_batches, waited)
         agreed = self.agree(report)
-        parts.account.start_next()  # whose report has the seconds from here on
         skipped, late_seconds = None, 0.0
         if agreed.finite:
             late_seconds = self.update(agreed)
@@ -69,8 +68,12 @@ class SynchronousLoop(Loop):
         parts.count_steps(done, batch.indices)
         return [skipped] if skipped else self.record(begun, report, agreed)
 
+    def complete_gradient(self) -> float:
+        """Change the summed gradient, in a subclass; returns seconds of messages; collective."""
+        return 0.0
+
     def agree(self, report: StepReport) -> Agreed:
-        """Sum the ranks' reports on a step and their gradients' squared norm; collective.
+        """Sum the ranks' reports on a step; collective.
 
         Raises:
             ConfigError: on all ranks: a check of the program's code failed on one.

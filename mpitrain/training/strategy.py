@@ -15,10 +15,13 @@ class Strategy(Protocol):
     Attributes:
         shared: arrays that all workers have the same, by name.
         keepers: owners of what the exchanges keep besides arrays.
+        strayed: this rank's part of the squared distance of its worker's weights from the anchor
+            before the last exchange, and of the anchor's squared norm; zeros once told.
     """
 
     shared: dict[str, Array]
     keepers: Sequence[Summation]
+    strayed: tuple[float, float]
 
     def consensus(self) -> Array:
         """Average weights of the workers, the same bits on all."""

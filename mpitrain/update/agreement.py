@@ -7,7 +7,6 @@ from typing import Self
 
 from mpi4py import MPI
 
-from mpitrain.arrays import Scalar
 from mpitrain.metrics.records import Step
 
 
@@ -78,9 +77,10 @@ class StepReport:
             the loss is a mean over what counts; else 0.
         memory: most bytes that it has had so far.
         noise_squares: the squares of :class:`~mpitrain.parallel.store.Store`.
+        squares: this rank's part of the squared norm of the gradient.
     """
 
-    loss: Scalar
+    loss: float
     seconds: float = 0.0
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -90,9 +90,10 @@ class StepReport:
     shared_bytes: float = 0
     faults: float = 0.0
     labels: float = 0
-    counted: Scalar = 0.0
+    counted: float = 0.0
     memory: float = 0
-    noise_squares: Scalar = 0.0
+    noise_squares: float = 0.0
+    squares: float = 0.0
 
     @property
     def numbers(self) -> list[float]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
+from time import perf_counter
 
 import numpy as np
 from mpi4py import MPI
@@ -30,34 +31,39 @@ class GlobalGradient:
     Attributes:
         grid, store, device: those of this rank.
         ranks: those that share one gradient: all, or those of this rank's worker.
+        met: seconds of :meth:`total` that no step has reported yet.
     """
 
     grid: ProcessGrid
     store: Store
     ranks: Communicator
     device: Device = HOST
+    met: float = field(init=False, default=0.0)
     _names: list[str] | None = field(init=False, default=None)
+
+    def total(self, values: Array, ranks: Communicator) -> None:
+        """Sum a few numbers in place over ``ranks``; the seconds are those of waiting for them."""
+        if ranks.size > 1:
+            began = perf_counter()
+            ranks.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+            self.met += perf_counter() - began
 
     def agree(
         self, own: StepReport, *, ranks: Communicator | None = None, copies: int = 1
     ) -> Agreed:
-        """Sum the reports of the ranks that share the gradient, and its squared norm; one
-        all-reduce, and one more if a rank has not used a tensor.
+        """Sum the reports of the ranks that share the gradient; one all-reduce, and one more if a
+        rank has not used a tensor.
 
         ``ranks``: other ones that share it in this step, where ``copies`` have each element.
         """
         comm = ranks or self.ranks
-        of_rank = [own.loss, self.own_squares(), own.counted, own.noise_squares]
-        loss, norm_squares, counted, noise_squares = self.device.read(of_rank)
-        own = replace(own, loss=loss, counted=counted, noise_squares=noise_squares)
         some_unused = len(self.store.used) < len(self.store.arena.tensors)
-        values = np.array([*own.numbers, some_unused, norm_squares], float)
-        if comm.size > 1:
-            comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        *numbers, some_unused, norm_squares = values.tolist()
+        values = np.array([*own.numbers, some_unused], float)
+        self.total(values, comm)
+        *numbers, some_unused = values.tolist()
         found = Agreed(*numbers)
         factor = mean_correction(found.labels, float(found.counted))
-        norm = sqrt(norm_squares / copies * (factor * factor))
+        norm = sqrt(found.squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(
             found, loss=found.loss * factor, grad_norm=norm, own_norm=norm, factor=factor,

@@ -151,9 +151,9 @@ ALONE = [
         "found = iter(self.xp.asnumpy(together).tolist())", "found = iter([*map(float, together)])",
     ),
     Fault(
-        "a step waits for the GPU in its midst", "trained", "mpitrain/update/gradient.py",
-        "of_rank = [own.loss, self.own_squares(), own.counted,",
-        "of_rank = [own.loss, float(self.own_squares()), own.counted,",
+        "a step waits for the GPU in its midst", "trained", "mpitrain/training/account.py",
+        "[own, squares, counted, parts.store.squares]",
+        "[own, float(squares), counted, parts.store.squares]",
     ),
     Fault(
         "a kernel's arguments swapped", "trained", "mpitrain/kernels/cuda.py",

@@ -100,6 +100,20 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
         assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
 
 
+def test_eval_of_another_job_is_allowed_by_name(comm, folder, job, capfd):
+    assert run(["train", str(job), "--set", "train.steps=6"]) == 0
+    other = ["eval", str(job), "--set", "train.batch_size=8"]
+    capfd.readouterr()
+    assert run(other) == 1
+    said = "--allow-changes"
+    assert comm.rank or said in capfd.readouterr().err
+    assert run([*other, said]) == 0
+    out, err = capfd.readouterr()
+    if comm.rank == 0:
+        assert f"loss {last(folder)['test_loss']:.6f}" in out
+        assert "train.batch_size was 16, and is 8" in err
+
+
 def test_eval_within_an_epoch_asks_a_scheduler_for_no_further_step(comm, folder, job):
     own = ["--set", f"own.schedule={folder}/waves.py:cycle"]
     assert run(["train", str(job), *own, "--set", "train.steps=6"]) == 0

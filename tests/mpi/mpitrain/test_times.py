@@ -1,5 +1,6 @@
 """Where the time of each rank goes: the steps' shares, and who waited for whom."""
 
+from functools import partialmethod
 from itertools import islice
 from time import sleep
 
@@ -7,11 +8,18 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.metrics.records import Step
+from mpitrain.parallel import summation
+from mpitrain.ranks.together import together
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.run import train
 from mpitrain.start import start
+from mpitrain.sync import loop
+from mpitrain.sync.anchored import Anchored
+from mpitrain.training import account, feed
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.feed import Feed
+from mpitrain.update import gradient
+from mpitrain.update.gradient import GlobalGradient
 from tests.mpi.mpitrain.layouts import changed, in_folder, job, mlp
 
 pytestmark = pytest.mark.at_most(5)
@@ -71,6 +79,34 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, m
         assert sum(r.wait_share for r in records) > 0
 
 
+@pytest.mark.parametrize(
+    ("owner", "slow", "reduces"),
+    [
+        (GlobalGradient, "own_squares", 0.0),
+        pytest.param(Anchored, "mean", 0.5, marks=pytest.mark.mpi(min_size=2)),
+    ],
+)
+def test_a_ranks_own_work_and_sums_are_no_waiting(comm, owner, slow, reduces, monkeypatch):
+    """By a clock that reading and what is ``slow`` move by a second, and nothing else."""
+    clock = [0.0]
+    for module in (account, feed, gradient, loop, summation):
+        monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+
+    def slowed(one, act, *given, **named):
+        clock[0] += 1.0
+        return act(one, *given, **named)
+
+    for whose, name in ((Feed, "_held"), (owner, slow)):
+        monkeypatch.setattr(whose, name, partialmethod(slowed, getattr(whose, name)))
+    sync = {"kind": "local", "start": STEPS} if reduces else {}
+    with start(comm, changed(mlp(), sync=sync)) as trainer:
+        records = list(islice(trainer.run_epoch(0), STEPS))
+        told = ranks(times(trainer).ranks)
+    shares = [(one.seconds, one.wait_share, one.comm_share) for one in records]
+    assert shares == [(2.0, 0.0, reduces)] * STEPS
+    assert [(one.waiting, one.reduction) for one in told] == [(0, 2 * STEPS * reduces)] * RANKS
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "native"])
 def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
     config = changed(mlp(algorithm=algorithm), sync={"kind": "local", "period": 8})
@@ -81,6 +117,40 @@ def test_the_bytes_of_a_run_are_those_of_its_steps(comm, algorithm):
         moved = comm.allreduce(trainer.parts.account.bytes_moved)
         assert moved >= RANKS * trainer.parts.dense_bytes * (len(records) // 8)
     assert moved == pytest.approx(RANKS * sum(r.sent_bytes + r.shared_bytes for r in records))
+
+
+def test_who_waits_for_the_clients_of_others_does_not_compute(comm, monkeypatch):
+    clock = [0.0]
+
+    def now():
+        clock[0] += 1e-9
+        return clock[0]
+
+    def late(*given):
+        found = together(*given)
+        clock[0] += 1.0  # until the last rank is there
+        return found
+
+    monkeypatch.setattr(account, "perf_counter", now)
+    monkeypatch.setattr(account, "together", late)
+    with start(comm, changed(mlp(), federated={"clients": 4})) as trainer:
+        *_, step = trainer.run_epoch(0)
+        told = ranks(times(trainer).ranks)
+    assert (step.seconds, step.wait_share) == pytest.approx((1.0, 1.0), abs=1e-4)
+    assert [one.waiting for one in told] == pytest.approx([1.0] * RANKS, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["local", "delayed"])
+def test_checkpoints_and_checks_within_an_epoch_add_no_bytes_to_its_steps(comm, kind, folder):
+    found = []
+    for every in (0, 3):
+        keys = {"checkpoint": {"every": every}, "sync": {"kind": kind, "period": 4}}
+        config = changed(mlp(), check_every=every, optim={"average": 0.8}, epochs=1, **keys)
+        with start(comm, in_folder(config, folder / str(every))) as trainer:
+            train(trainer, on_record=(records := []).append)
+        steps = [one for one in records if isinstance(one, Step)]
+        found.append([(one.sent_bytes, one.shared_bytes) for one in steps])
+    assert found[0] == found[1]
 
 
 @pytest.mark.mpi(min_size=2)

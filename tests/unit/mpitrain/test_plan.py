@@ -101,10 +101,12 @@ def test_a_job_can_be_loaded_in_each_layout_that_the_search_proposes(name, sets,
         assert step.seconds == pytest.approx(ran.step.seconds)
 
 
+AVERAGED = {"kind": "local", "period": 10, "state": "averaged"}
 #: Keys of a job beside its layout, and its gradients' bytes over those of a plain all-reduce.
 EXCHANGES = [
     ({"compress": {"codec": "bf16", "least": 0}}, {"zero": 1}, 0.75),
-    ({"sync": {"kind": "local", "period": 10, "state": "averaged"}}, {}, 0.2),
+    ({"sync": AVERAGED}, {}, 0.2),
+    ({"sync": AVERAGED, "optim": {"average": 0.9}}, {}, 0.2),  # each worker keeps its own
 ]
 
 
