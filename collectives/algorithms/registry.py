@@ -116,7 +116,8 @@ class Registry:
 
 def _code(algorithm: Algorithm) -> object:
     """What a second import of a file leaves equal, where it is Python's own function."""
-    return getattr(algorithm.rounds or algorithm.compose, "__code__", None)
+    code = getattr(algorithm.rounds or algorithm.compose, "__code__", None)
+    return code and code.replace(co_firstlineno=1)  # wherever it stands
 
 
 #: All algorithms: those of ``table.py``, then those that were registered.

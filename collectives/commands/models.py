@@ -4,7 +4,8 @@ import argparse
 from math import log2
 from pathlib import Path
 
-from collectives.algorithms import build, find, names, own, parse
+from collectives.algorithms import REGISTRY, build, find, names, own, parse
+from collectives.analysis.claims import prove_claims
 from collectives.analysis.fit import LEFT_OUT, MEMORIES, fit, read
 from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.pictures import expect_picture, pyplot
@@ -20,7 +21,7 @@ from collectives.commands.arguments import (
     network,
 )
 from collectives.commands.program import Commands
-from collectives.commands.schedules import MOST_PROVED, prove
+from collectives.commands.schedules import MOST_PROVED
 from collectives.compile.cost import Model
 from collectives.errors import TooLarge, UnknownAlgorithm
 
@@ -104,12 +105,15 @@ def _simulated(options: argparse.Namespace, name: str, size: int, machine: Machi
     Raises:
         ScheduleError: it is a program's own, and wrong.
     """
-    uniform = find(options.collective, parse(name)[0]).uniform and ":" not in name
+    base, given = parse(name)
+    given.pop("segments", None)
+    algorithm = find(options.collective, base)
     try:
-        schedule = build(options.collective, name, size)
+        plain = REGISTRY.schedule(options.collective, base, size, 0, **given)
         if size <= MOST_PROVED and own(options.collective, name):
-            prove(options.collective, name, size)
-        return simulate(schedule, options.bytes, machine, uniform)
+            prove_claims(algorithm, plain)  # segments repeat its rounds
+        schedule = build(options.collective, name, size, proved=plain)
+        return simulate(schedule, options.bytes, machine, algorithm.uniform and ":" not in name)
     except (TooLarge, UnknownAlgorithm):
         return None
 

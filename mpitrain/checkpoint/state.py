@@ -214,7 +214,7 @@ def restore(
         parts.spikes.take(progress.losses, progress.skipped, progress.times_back)
     if parts.account.noise and progress.noise:
         parts.account.noise.averages = progress.noise
-    parts.account.drift = progress.drift
+    parts.account.drift = progress.drift if as_they_were else 0.0
     parts.watch.seen = {text: progress.seen.get(text, Seen()) for text in parts.watch.seen}
     if parts.measured_rates:
         parts.measured_rates.values = progress.measured

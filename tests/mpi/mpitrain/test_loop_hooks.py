@@ -298,10 +298,29 @@ class Annealed(torch.nn.Module):
         self.norm.momentum *= 0.9
 
 
-@pytest.mark.parametrize("by", ["record", "hook", "loop"])
+class Heat(torch.nn.Module):
+    heat = 1.0
+
+    def forward(self, x):
+        return torch.tanh(x * self.heat)
+
+
+class Twice(torch.nn.Sequential):
+    """One part in two layers, each with batch norm."""
+
+    def __init__(self):
+        heat = Heat()
+        first, second = (torch.nn.Sequential(heat, torch.nn.BatchNorm1d(6)) for _ in range(2))
+        super().__init__(first, torch.nn.Linear(6, 6), second, torch.nn.Linear(6, 1))
+
+    def anneal(self, *_):
+        self[0][0].heat *= 1.1
+
+
+@pytest.mark.parametrize("by", ["record", "hook", "loop", "twice"])
 def test_attributes_of_the_module_may_change_between_steps(folder, by):
     def on_record(record):
-        if isinstance(record, Step) and by == "record":
+        if isinstance(record, Step) and by in ("record", "twice"):
             trainer.module.anneal()
 
     def before_step(parts):
@@ -309,9 +328,10 @@ def test_attributes_of_the_module_may_change_between_steps(folder, by):
             annealed.anneal()
 
     parallel = {"zero": 3} if MPI.COMM_WORLD.size % 2 else {"pipe": 2}
-    asked = {"parallel": parallel, "cuts": ["enter"], "micro_batches": 1, "shadow": 8, "epochs": 2}
+    make, cuts = (Twice, ()) if by == "twice" else (Annealed, ["enter"])
+    asked = {"parallel": parallel, "cuts": cuts, "micro_batches": 1, "shadow": 8, "epochs": 2}
     torch.manual_seed(7)
-    annealed = Annealed()
+    annealed = make()
     with job(folder, model=annealed, before_step=before_step, **asked) as trainer:
         if by == "loop":
             for epoch in range(2):
@@ -320,9 +340,55 @@ def test_attributes_of_the_module_may_change_between_steps(folder, by):
             trainer.gather()
         else:
             trainer.fit(on_record=on_record)
-        module, _, _ = loop_of_torch(trainer, make=Annealed, after=Annealed.anneal)
-        assert annealed.heat > 2
+        module, _, _ = loop_of_torch(trainer, make=make, after=make.anneal)
         assert_alike(annealed, module)
+
+
+class Weighed(torch.nn.Module):
+    """It weighs two means in a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.heat, self.weight = Heat(), 1.0
+        self.first = torch.nn.Sequential(self.heat, torch.nn.BatchNorm1d(6))
+        self.second = torch.nn.Sequential(self.heat, torch.nn.Linear(6, 1))
+
+    def forward(self, x, labels):
+        found = self.second(self.first(x))
+        small = mse(found, torch.zeros_like(found))
+        return {"loss": mse(found, labels) + self.weight * small, "y": found}
+
+    def anneal(self):
+        self.weight, self.heat.heat = self.weight * 1.1, self.heat.heat * 1.1
+
+
+def test_weights_of_a_models_own_loss_may_change(folder):
+    def on_record(record):
+        if isinstance(record, Step):
+            losses.append(record.loss)
+            trainer.module.anneal()
+
+    def make():
+        torch.manual_seed(7)
+        return Weighed().double()
+
+    x = torch.linspace(-1, 1, 240, dtype=torch.float64).reshape(40, 6)
+    y = x.sum(1, keepdim=True).sin()
+    data = [{"x": one, "labels": label} for one, label in zip(x, y, strict=True)]
+    kept = {"loss": "model", "metrics": None, "train_data": data, "test_data": None, "shadow": 4}
+    losses, module, expected = [], make(), []
+    optimizer = adamw(list(module.parameters()))
+    with job(folder, model=make, **kept) as trainer:
+        trainer.fit(on_record=on_record)
+        for epoch in range(EPOCHS):
+            for batch in trainer.parts.sampler.batches(epoch):
+                optimizer.zero_grad()
+                loss = module(x[batch], y[batch])["loss"]
+                loss.backward()
+                optimizer.step()
+                module.anneal()
+                expected.append(loss.item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
 
 
 def test_attributes_that_ranks_set_alike_or_not(comm, folder):
@@ -332,6 +398,41 @@ def test_attributes_that_ranks_set_alike_or_not(comm, folder):
     refused = pytest.raises(ConfigError, match=r"module\.own in on_record is .*heat.* on rank")
     with job(folder, model=Annealed) as trainer, refused if comm.size > 1 else nullcontext():
         trainer.fit(on_record=act)
+
+
+def test_a_run_goes_on_in_the_same_trainer_with_constants_that_move(folder):
+    def make():
+        normed = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(6, 16))
+        return torch.nn.Sequential(normed, torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+
+    def act(record):
+        if isinstance(record, Step) and record.step == 7 and not met:
+            met.append(record)
+            raise KeyError("once")
+
+    met, kept = [], {"model": make, "checkpoint": {"every": 1}, "epochs": 2}
+    with job(folder, **kept) as trainer:
+        with pytest.raises(KeyError):
+            trainer.fit(on_record=act)
+        trainer.fit(resume=True, on_record=act)
+    whole, _ = fitted(folder, **kept, dir=str(folder / "whole"))
+    for own, other in zip(trainer.module.parameters(), whole.module.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_module_that_drops_the_axis_of_one_sample_is_refused(folder):
+    class Squeezes(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    match = r"shape \(\) for 1 sample; the first axis must be the samples.*squeeze\(-1\)"
+    ones = [(torch.full((6,), float(n)), torch.ones(())) for n in range(9)]
+    asked = {"model": lambda: Squeezes(6, 1), "train_data": ones, "test_data": None}
+    with (
+        job(folder, **asked, metrics=None, batch_size=MPI.COMM_WORLD.size) as trainer,
+        pytest.raises(ConfigError, match=match),
+    ):
+        trainer.fit()
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,10 @@ class OwnLoss:
         self._weights: tuple[int, list[float]] | None = None
         self._proportions: list[float] = []
 
+    def forget(self) -> None:
+        """The program has set attributes of the module, from which weights may follow."""
+        self._weights = None
+
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
         """The module's outputs by name, with :data:`LOSS` and :data:`COUNT` for each sample."""
         losses = Reductions(within=True)

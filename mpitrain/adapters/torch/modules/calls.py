@@ -151,12 +151,13 @@ class Watched:
             self._begun = None
             return now
         if self._begun is not None:
-            step, arrays, values = self._begun
-            if step == context.step and all(arrays[n] is now[n] for n in now):
-                return values
+            step, left, values = self._begun
+            if step == context.step and all(_alike(left[n], now[n]) for n in now):
+                return values  # otherwise the step begins again, from a checkpoint
         self._is_first = True
-        self._begun = context.step, now, {name: array.copy() for name, array in now.items()}
-        return self._begun[2]
+        values = {name: array.copy() for name, array in now.items()}
+        self._begun = context.step, dict(values), values
+        return values
 
     def keep(self, context: Context, xp: ModuleType) -> None:
         """Let the context's state follow what the latest pass in training changed.
@@ -167,6 +168,8 @@ class Watched:
             kept, now = context.state[name], as_array(self.constants[name], xp)
             if context.training and self._is_first:
                 kept[...] = now
+                if self._begun is not None:
+                    self._begun[1][name] = kept.copy()
             elif context.training and not (kept == now.astype(kept.dtype)).all():
                 self.say(changes(name))
             elif not context.training and name in self.changed:
@@ -192,6 +195,11 @@ class Watched:
                 if not training and part.training and isinstance(part, BatchNormStandIn):
                     self.say(f".{part.stand_in.name} is a batch norm in training mode in a test")
                 vars(part)["training"] = mode
+
+
+def _alike(one: Array, other: Array) -> bool:
+    """Whether two arrays have the same numbers, or NaN in the same places."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def changes(inner: str) -> str:

@@ -22,7 +22,7 @@ from mpitrain.adapters.torch.checks.module import (
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import untouched
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, untouched
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
@@ -57,8 +57,9 @@ class TorchLayer(TorchModule):
 
         The module of a layer with batch norm, cuts or splits is a copy of the program's.
         """
-        for name, part in self.module.named_modules():
+        for name, part in self.module.named_modules(remove_duplicate=False):
             vars(part).update(changed.get(f"{self.prefix}{name}".rstrip("."), {}))
+        self._watched.own_loss.forget()
 
     def shared(self, group: TensorGroup) -> "TorchLayer":
         """The layer as this rank of a tensor group has it; itself, if the group shares nothing.
@@ -165,6 +166,13 @@ class TorchLayer(TorchModule):
             if name not in watched.state and not same(one, watched.constants.get(name, one)):
                 watched.say(changes(name))
         watched.keep(context, xp)
+        if any(part.shape[:1] != (len(x),) for part in y.values()):
+            shapes, many = (tuple(part.shape) for part in y.values()), "s" * (len(x) > 1)
+            raise ImpureModule(
+                f"{watched.name} gives outputs of shape {', '.join(map(str, shapes))} for {len(x)} "
+                f"sample{many}; the first axis must be the samples, also of one: squeeze(-1), not "
+                "squeeze()"
+            )
         saved = Pass(call, own, y, call.again())
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved

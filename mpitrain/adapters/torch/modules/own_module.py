@@ -205,7 +205,7 @@ def _attributes(module: torch.nn.Module) -> dict[tuple[str, str], list[Any]]:
     itself if that can change."""
     return {
         (part, key): [value, *_held(value)]
-        for part, one in module.named_modules()
+        for part, one in module.named_modules(remove_duplicate=False)
         for key, value in vars(one).items()
         if key not in _TORCHS
     }

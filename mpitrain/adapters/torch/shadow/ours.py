@@ -80,6 +80,11 @@ class Ours:
     def release(self, layer: int) -> None:
         """All parameters stay."""
 
+    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take attributes that the program has set, by the names of the module's parts."""
+        for layer in self._layers.values():
+            layer.follow(changed)
+
     def take_back(self) -> None:
         """Restore the state that the latest step began with."""
         for name, values in self._begun.items():

@@ -82,7 +82,7 @@ class Shadow:
 
     def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         """Take attributes that the program has set, by the names of the module's parts."""
-        for side in (vars(self).get(name) for name in ("_plain", "_twin")):
+        for side in (vars(self).get(name) for name in ("_ours", "_plain", "_twin")):
             if side:
                 side.follow(changed)
 
