@@ -166,8 +166,8 @@ FAULTS = [
     Fault(
         "shared memory: a chunk that is lent is written over", "tests/local/test_races.py",
         "collectives/execution/shared_rounds.py",
-        "if any(wait.cells & cells for wait in lent):",
-        "if any(wait.until < 0 for wait in lent):",
+        "busy = any(wait.cells & cells for wait in lent)",
+        "busy = any(wait.until < 0 for wait in lent)",
     ),
     Fault(
         "shared memory: the count of an earlier segment", "tests/local/test_races.py",
