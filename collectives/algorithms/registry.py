@@ -115,7 +115,7 @@ class Registry:
 
 
 def _code(algorithm: Algorithm) -> object:
-    """What a second import of a file leaves equal, where it is Python's own function."""
+    """Code of an algorithm's function, which a second import of its file leaves equal; or None."""
     code = getattr(algorithm.rounds or algorithm.compose, "__code__", None)
     return code and code.replace(co_firstlineno=1)  # wherever it stands
 
