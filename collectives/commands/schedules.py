@@ -110,7 +110,7 @@ def _verify(options: argparse.Namespace) -> int:
         messages, sizes = 0, []
         for size in options.ranks:
             try:
-                messages += prove(collective, algorithm, size).messages
+                messages += _prove(collective, algorithm, size).messages
                 sizes.append(size)
             except UnknownAlgorithm as error:
                 left_out = error
@@ -124,7 +124,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def prove(collective: str, algorithm: str, size: int) -> Proof:
+def _prove(collective: str, algorithm: str, size: int) -> Proof:
     """Proves a schedule, also in place if it claims that, and without segments all its claims."""
     schedule = build(collective, algorithm, size)
     name, options = parse(algorithm)
