@@ -20,25 +20,23 @@ def draw(seed=0):
     return lambda: np.random.Generator(np.random.Philox(key=seed))
 
 
-def through(codec, x, seed=0):
-    """The code of ``x``, decoded; every byte of the code is written, ``x`` is not."""
-    kept, code = x.copy(), np.empty(codec.nbytes(len(x)), np.uint8)
-    for garbage in (0xA5, 0x5A):
-        before, code = code, np.full_like(code, garbage)
-        codec.encode(x, code, draw(seed))
-    np.testing.assert_array_equal(code, before)
-    np.testing.assert_array_equal(x, kept)
-    decoded = np.full_like(x, np.nan)
-    codec.decode(code, decoded)
-    return decoded
-
-
 def once(codec, x, seed):
     """The code of ``x`` by these dice, decoded."""
-    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
+    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.full_like(x, np.nan)
     codec.encode(x, code, draw(seed))
     codec.decode(code, decoded)
     return decoded
+
+
+def through(codec, x, seed=0):
+    """The same; every byte of the code is written, ``x`` is not."""
+    kept = x.copy()
+    codes = [np.full(codec.nbytes(len(x)), garbage, np.uint8) for garbage in (0xA5, 0x5A)]
+    for code in codes:
+        codec.encode(x, code, draw(seed))
+    np.testing.assert_array_equal(*codes)
+    np.testing.assert_array_equal(x, kept)
+    return once(codec, x, seed)
 
 
 def sent_by(code, x, step=0):
@@ -53,14 +51,11 @@ def sent_by(code, x, step=0):
 def vectors(n, dtype=np.float32):
     """Vectors of n numbers by name, some of them awkward."""
     rng, limits = np.random.default_rng(n), np.finfo(dtype)
-    one_hot, sparse = np.zeros(n), rng.normal(size=n)
-    one_hot[n // 2 :][:1] = -3
-    sparse[rng.random(n) > 0.05] = 0
     found = {
         "normal": rng.normal(size=n),
         "heavy": rng.standard_t(1.5, n),
-        "sparse": sparse,
-        "one-hot": one_hot,
+        "sparse": rng.normal(size=n) * (rng.random(n) < 0.05),
+        "one-hot": -3 * (np.arange(n) == n // 2),
         "constant": np.full(n, -0.1),
         "zero": np.zeros(n),
         "minus zero": np.full(n, -0.0),
@@ -75,18 +70,6 @@ def vectors(n, dtype=np.float32):
 def dyadic(rng, n, dtype=np.float64):
     """Numbers whose sums and halves are exact."""
     return (rng.integers(-64, 65, n) / 64).astype(dtype)
-
-
-def two_phase(codec, ranks, seed=0):
-    """Result of the exchange of this name for vectors of several ranks, without ranks."""
-    size, n = len(ranks), len(ranks[0])
-    parts = np.array_split(np.arange(n), size)
-    total = np.empty_like(ranks[0])
-    for owner, part in enumerate(parts):
-        codes = [through(codec, x[part], seed + 97 * r + owner) for r, x in enumerate(ranks)]
-        wide = np.sum(codes, axis=0, dtype=np.float64)
-        total[part] = through(codec, wide, seed + 1000 + owner)
-    return total
 
 
 CODES = {text: parse(text) for text in CODED}

@@ -127,9 +127,8 @@ def test_a_skipped_step_of_dgc_leaves_everything_as_it_was():
 def test_the_warm_up_sends_more_in_four_quarters(name):
     code = parse(f"{name}:keep=0.001,warmup=400")
     shares = [code.keep_at(step) for step in (0, 99, 100, 200, 300, 399, 400, 10**6)]
-    np.testing.assert_allclose(
-        shares, [0.25, 0.25, 0.063, 0.0158, 0.00398, 0.00398, 0.001, 0.001], rtol=0.01
-    )
+    wanted = [0.25, 0.25, 0.063, 0.0158, 0.00398, 0.00398, 0.001, 0.001]
+    np.testing.assert_allclose(shares, wanted, rtol=0.01)
     x = np.random.default_rng(0).normal(size=10_000)
     assert [len(code.select(x, step)) for step in (0, 400)] == [2512, 10]
     assert parse(f"{name}:warmup=3").keep_at(0) == parse(name).keep ** 0.2

@@ -1,4 +1,4 @@
-"""Codecs of singular vectors."""
+"""ATOMO, the codec of singular vectors."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,8 @@ from mpitrain.compress import parse
 from mpitrain.compress.atomo import probabilities, systematic
 
 
-def drawn(codec, x, draws):
-    """Several codes of ``x``, decoded."""
-    return np.array([once(codec, x, seed) for seed in range(draws)])
-
-
-# ATOMO
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_they_do_so_with_the_least_variance(seed):
+def test_probabilities_have_the_least_variance(seed):
     rng = np.random.default_rng(seed)
     values = np.sort(rng.exponential(size=8) ** 3)[::-1]
     shares = probabilities(values, 3)
@@ -43,7 +35,7 @@ def test_always_as_many_are_drawn_and_each_with_its_probability():
 def test_the_mean_over_the_dice_is_the_matrix(text):
     codec, draws = parse(text), 800
     x = np.random.default_rng(0).normal(size=143)
-    found = drawn(codec, x, draws)
+    found = np.array([once(codec, x, seed) for seed in range(draws)])
     rows, columns, atoms = codec.shape(143)
     matrix = np.zeros(rows * columns)
     matrix[:143] = x
