@@ -22,33 +22,26 @@ def job(tmp_path):
     return write
 
 
-def test_nothing_said_is_the_defaults(job):
-    config = load(job(""))
-    assert config.run.dir == "runs/job"
-    assert (config.optim, config.train) == (Config().optim, Config().train)
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_are_valid(path):
-    assert load(path).run.dir == f"runs/{path.stem}"
+def test_examples_are_valid_and_read_again_as_they_were(path):
+    config = load(path)
+    assert config.run.dir == f"runs/{path.stem}"
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
 
 def test_values_are_read(job):
+    algorithm = "parameter_server:servers=2"
     config = load(
         job('[run]\ndir = "out"\n[model]\nhidden = [3, 4]\n[optim]\nlr = 1\n'),
-        ["train.epochs=3\r", "model.hidden=[9]", "parallel.algorithm=ring", 'run.dtype="float64"'],
-    )
+        ["train.epochs=3\r", "model.hidden=[9]", f"parallel.algorithm={algorithm}",
+         'run.dtype="float64"'],
+    )  # fmt: skip
     assert config.run.dir == "out"
     assert config.run.dtype == "float64"
     assert config.model.hidden == (9,)
     assert config.optim == Optim(lr=1.0)
     assert config.train.epochs == 3
-    assert config.parallel.algorithm == "ring"
-
-
-def test_options_of_an_algorithm_are_allowed(job):
-    config = load(job(""), ["parallel.algorithm=parameter_server:servers=2"])
-    assert config.parallel.algorithm == "parameter_server:servers=2"
+    assert config.parallel.algorithm == algorithm
 
 
 @pytest.mark.parametrize(
@@ -58,7 +51,6 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[optim]\nlearning = 1\n", "optim.learning: unknown key; expected one of name, lr, "),
         ("[train]\nbatchsize = 1\n", "train.batchsize: unknown key; did you mean 'batch_size'?"),
         ("[data]\nname = 'digit'\n", "data.name = 'digit': unknown value; did you mean 'digits'?"),
-        ("[model]\nkind = 'convent'\n", "model.kind = 'convent': unknown value; did you mean 'con"),
         ("[optim]\nname = 'zzz'\n", "optim.name = 'zzz': unknown value; expected one of adam"),
         ("[optim]\nlr = 'fast'\n", "optim.lr: expected a number, got 'fast'"),
         ("[optim]\nlr = -1.0\n", "optim.lr: expected a number > 0.0, got -1.0"),
@@ -69,10 +61,7 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[loss]\nignore_index = true\n", "expected a whole number or a text, got True"),
         ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs: 10 must be less than train"),
         ("[parallel]\npartition = 'evn'\n", "= 'evn': unknown value; did you mean 'even'"),
-        (
-            "[parallel]\nschedule = '1f1'\n",
-            "parallel.schedule = '1f1': unknown value; did you mean '1f1b'?",
-        ),
+        ("[parallel]\nschedule = '1f1'\n", "= '1f1': unknown value; did you mean '1f1b'?"),
         ("[server]\nbound = 'non'\n", "server.bound = 'non': unknown value; did you mean 'none'?"),
         ("[train]\nmicro_batches = 1025\n", "a batch of 64 samples has no 1025 parts; take"),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
@@ -81,15 +70,10 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[run]\ntensorboard = true\n", "run.tensorboard: unknown key; "),
         ("[optim\n", "cannot read the job file"),
         ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),
-        ("[run]\nloss_scale = inf\n", "run.loss_scale: must be a finite number, not inf"),
-        ("[optim]\nlr = nan\n", "optim.lr: "),
         ("[run]\ndir = ''\n", "run.dir: is empty; name a folder, or leave it out"),
         ('[run]\ndir = "a\\u0000b"\n', "run.dir: must not hold the character NUL"),
         (f"[run]\nseed = {2**63}\n", "run.seed: expected a whole number <= 9223372036854775807"),
-        (
-            "[model]\nhidden = [9999999999999]\n",
-            "model.hidden[0]: expected a whole number <= 21474",
-        ),
+        ("[model]\nhidden = [9999999999999]\n", "hidden[0]: expected a whole number <= 21474"),
         (f"x = {'[' * 3000}", "it is nested too deeply"),
         (f"x = {'9' * 5000}", "Exceeds the limit"),
         ("#" * 2_000_000, "it has more than 1048576 bytes"),
@@ -139,12 +123,6 @@ def test_every_number_of_a_job_is_finite(job):
                 load(job(""), [f"{place}={value}"])
 
 
-def test_a_job_is_read_again_as_it_was(job):
-    for path in EXAMPLES:
-        config = load(path)
-        assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
-
-
 @pytest.mark.parametrize(
     ("path", "why"), [("/dev/zero", "it has more"), (__file__, "it is a program")]
 )
@@ -173,13 +151,10 @@ def test_with_zero_1_the_algorithm_is_one_of_a_reduce_scatter(job):
         load(job(""), ["parallel.zero=1", f"parallel.algorithm={fits}"])
     for of_allreduce_alone in ("double_binary_tree", "parameter_server:servers=2"):
         load(job(""), [f"parallel.algorithm={of_allreduce_alone}"])
-        with pytest.raises(ConfigError) as caught:
-            load(job(""), ["parallel.zero=1", f"parallel.algorithm={of_allreduce_alone}"])
         name = of_allreduce_alone.partition(":")[0]
-        assert str(caught.value).startswith(
-            f"parallel.algorithm: no reduce_scatter algorithm {name!r}; "
-        )
-        assert str(caught.value).endswith("or set zero = 0")
+        told = f"^parallel.algorithm: no reduce_scatter algorithm {name!r}; .* or set zero = 0$"
+        with pytest.raises(ConfigError, match=told):
+            load(job(""), ["parallel.zero=1", f"parallel.algorithm={of_allreduce_alone}"])
 
 
 def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
@@ -188,6 +163,9 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
 
 
 GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
+TENSOR = [*GPT, "parallel.tensor=4", "parallel.sequence=true"]
+EXPERTS = [*GPT, "model.experts=2", "parallel.experts=2"]
+DGC = ["compress.codec=dgc", "optim.momentum=0"]
 
 
 @pytest.mark.parametrize(
@@ -199,20 +177,10 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["parallel.chunks=2"], "parallel.chunks: 1f1b has one chunk a stage"),
         (["model.kind=gpt"], "model.kind: a gpt cannot be trained on digits"),
         (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
-        (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
         (["parallel.zero=4"], "parallel.zero: expected a whole number <= 3"),
-        (
-            [*GPT, "model.heads=3"],
-            "do not divide a width of 8; take another number of heads, or a width of 9",
-        ),
-        (
-            [*GPT, "model.heads=2", "parallel.tensor=4"],
-            "parallel.tensor: 4 ranks cannot share 2 heads",
-        ),
-        (
-            [*GPT, "parallel.tensor=4", "parallel.sequence=true", "data.context=6"],
-            "cannot share 6 pos",
-        ),
+        ([*GPT, "model.heads=3"], "do not divide a width of 8; take another number of heads, or a"),
+        ([*GPT, "model.heads=2", "parallel.tensor=4"], "parallel.tensor: 4 ranks cannot share 2 h"),
+        ([*TENSOR, "data.context=6"], "cannot share 6 pos"),
         (["optim.name=adam", "optim.momentum=0.5"], "optim.momentum: optim.name = 'adam' does not"),
         (["optim.name=lars", "optim.nesterov=true"], "'lars' does not read it, 'sgd' does; leave"),
         (["optim.beta2=0.9"], "'adam' and 'adamw' and 'lamb' do; leave it out, or set beta2 = 0.9"),
@@ -245,13 +213,21 @@ GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
         (["own.classes=9"], "own.classes: own.data = '' does not read it; set own.data"),
         (["compress.codec=int8", "compress.sparse=pruned_ring"], "compress.sparse: compress.codec"),
         (["federated.prox=0.1"], "federated.prox: federated.clients = 0 does not read it; set"),
-        (
-            ["federated.server_momentum=0.5"],
-            "federated.clients = 0 does not read it; set federated",
-        ),
+        (["federated.server_momentum=0.5"], "clients = 0 does not read it; set federated.clients"),
         (["federated.clients=2", "federated.alpha=0.1"], "split = 'iid' does not read it, 'dirich"),
         (["server.bound=0"], "server.bound: server.ranks = 0 does not read it; set server.ranks"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
+        ([*GPT, "model.experts=1"], "model.top: a position cannot go through 2 of 1 experts"),
+        ([*GPT, "model.top=1"], "model.top: model.experts = 0 does not read it; set model.experts"),
+        ([*GPT, "parallel.experts=2"], "parallel.experts: the model has none to share"),
+        ([*GPT, "model.experts=2", "parallel.alltoall=ring"], "parallel.experts = 1 does not"),
+        ([*EXPERTS, "parallel.alltoall=bruck"], "alltoall: bruck needs blocks of equal length"),
+        ([*EXPERTS, "parallel.alltoall=pairwize"], "alltoall: no alltoall algorithm 'pairwize'"),
+        (["compress.codec=auto"], "there is no codec 'auto'"),
+        (["compress.codec=terngrad", "compress.feedback=on"], "what terngrad leaves out would gr"),
+        ([*DGC, "compress.feedback=off"], "what dgc keeps is its momentum"),
+        ([*DGC, "compress.start=3"], "dgc warms up by itself"),
+        (["parallel.zero=3", "compress.codec=bf16", "compress.feedback=on"], "needs a codec that"),
     ],
 )
 def test_what_does_not_go_together_and_keys_that_nothing_reads(job, overrides, message):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.config import ConfigError, load
 from mpitrain.nn.context import Context, Terms
 from tests.unit.mpitrain.test_layers import finite_differences
 
@@ -105,19 +104,6 @@ def test_gradients_are_finite_differences_with_the_losses(rules):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_drops_of_a_sample_follow_from_it_alone_and_of_a_position_from_those_before():
-    layer = mixture(top=2, capacity=0.6)
-    parameters, x, _ = drawn(layer)
-    whole, _ = layer.forward(parameters, x)
-    for sample in range(len(x)):
-        alone, _ = layer.forward(parameters, x[sample : sample + 1])
-        np.testing.assert_allclose(alone[0], whole[sample], rtol=1e-12)
-    later = x.copy()
-    later[:, 5:] = 3.0
-    changed, _ = layer.forward(parameters, later)
-    np.testing.assert_allclose(changed[:, :5], whole[:, :5], rtol=1e-12)
-
-
 def test_all_positions_may_go_to_one_expert():
     """Others get none, and gradients of 0."""
     layer = mixture(top=1, capacity=0.0)
@@ -134,24 +120,6 @@ def test_all_positions_may_go_to_one_expert():
     assert used - {"router"} == {"2"}
 
 
-def test_one_expert_is_the_dense_layer_bit_for_bit():
-    layer = mixture(1, top=1, router_z=0.0)
-    parameters, x, dy = drawn(layer)
-    dense, own = layer.layers["0"], nn.chain.own_parameters(parameters, "0")
-    terms = Terms(0.5)
-    found, saved = layer.forward(parameters, x, Context(training=True, terms=terms))
-    expected, memory = dense.forward(own, x)
-    np.testing.assert_array_equal(found, expected)
-    dx, kept = layer.backward(parameters, saved, dy)
-    right, rest = dense.backward(own, memory, dy)
-    np.testing.assert_array_equal(dx, right)
-    gradients = layer.gradients(parameters, kept)
-    assert not gradients.pop("router.weight").any()
-    for name, gradient in dense.gradients(own, rest).items():
-        np.testing.assert_array_equal(gradients[f"0.{name}"], gradient)
-    assert terms.total == 0.5 * 0.01 * len(x)
-
-
 @pytest.mark.parametrize("top", [1, 2])
 def test_on_a_device(cupy, top):
     layer = mixture(top=top, capacity=0.7)
@@ -166,30 +134,3 @@ def test_on_a_device(cupy, top):
     there = {name: cupy.asarray(values) for name, values in parameters.items()}
     for name, found in passed(there, cupy.asarray(x), cupy.asarray(dy)).items():
         np.testing.assert_allclose(cupy.asnumpy(found), right[name], rtol=1e-12, err_msg=name)
-
-
-GPT = ["model.kind=gpt", "data.name=text", "data.path=x"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (["model.experts=1"], "model.top: a position cannot go through 2 of 1 experts"),
-        (["model.top=1"], "model.top: model.experts = 0 does not read it; set model.experts"),
-        (["parallel.experts=2"], "parallel.experts: the model has none to share"),
-        (["model.experts=2", "parallel.alltoall=ring"], "alltoall: parallel.experts = 1 does not"),
-        (
-            ["model.experts=2", "parallel.experts=2", "parallel.alltoall=bruck"],
-            "parallel.alltoall: bruck needs blocks of equal length",
-        ),
-        (
-            ["model.experts=2", "parallel.experts=2", "parallel.alltoall=pairwize"],
-            "parallel.alltoall: no alltoall algorithm 'pairwize'",
-        ),
-    ],
-)
-def test_keys_that_do_not_fit(tmp_path, keys, message):
-    path = tmp_path / "job.toml"
-    path.write_text("")
-    with pytest.raises(ConfigError, match=message):
-        load(path, [*GPT, *keys])

@@ -80,9 +80,8 @@ def test_a_key_is_printed_and_one_that_there_is_not_refused(name, printed, refus
     assert main(["keys", name]) == (2 if refused else 0)
     told = capsys.readouterr()
     assert [line.partition(" = ")[0] for line in told.out.splitlines()] == printed
-    assert told.err == ("mpitrain: a job file has no table or key " + refused + "\n") * bool(
-        refused
-    )
+    wanted = f"mpitrain: a job file has no table or key {refused}\n" if refused else ""
+    assert told.err == wanted
 
 
 def test_keys_need_no_mpi():

@@ -79,14 +79,8 @@ def test_the_page_has_the_table_behind_its_introduction(capsys, monkeypatch):
     ("names", "answers"),
     [
         (["zero-1", "pipe"], ["zero-1 + pipe: yes, with parallel.zero = 1, parallel.pipe = 2"]),
-        (
-            ["local", "zero"],
-            [f"local + zero-{n}: no. sync.kind: local SGD needs all" for n in (1, 2, 3)],
-        ),
-        (
-            ["compress.sparse", "adam"],
-            ['pruned-ring + adam: yes, with compress.codec = "topk", compress.s'],
-        ),
+        (["local", "zero"], [f"local + zero-{n}: no. sync.kind: local SGD nee" for n in (1, 2, 3)]),
+        (["compress.sparse", "adam"], ['pruned-ring + adam: yes, with compress.codec = "topk", ']),
         (["zero-1", "zero-2"], ["a job has one or the other: parallel.zero is one of 1 and 2"]),
         (["adam", "momentum"], ["the others take the place of sgd with momentum"]),
         (["batch-norm", "server"], ["no. server.ranks: batch norm needs forward passes of all"]),
