@@ -98,36 +98,28 @@ def test_the_fastest_are_taken():
     assert np.std(np.log(made.speeds)) == pytest.approx(0.7, rel=0.15)
 
 
-def test_all_are_taken_where_as_many_are_asked():
-    own = Federated(clients=20, sample=8, take=8, spread=1.0)
-    cohort = choice(own, [3] * 20).cohort(4)
-    assert [p.client for p in cohort.parts] == list(cohort.asked)
-    assert all(p.whole and p.weight == 3 for p in cohort.parts)
+ALL, CUT = True, False
 
 
-def test_who_is_cut_off_sends_what_it_has_done():
-    own = Federated(clients=3, deadline=4.0)
-    cohort = choice(own, work=(2, 4, 9)).cohort(0)
-    assert [(p.steps, p.whole, p.weight) for p in cohort.parts] == [
-        (2, True, 1),
-        (4, True, 2),
-        (4, False, 5),
-    ]
-    assert cohort.seconds == 4.0
-    by_work = Federated(clients=3, deadline=4.0, weigh="work")
-    assert [p.weight for p in choice(by_work, work=(2, 4, 9)).cohort(0).parts] == [2, 8, 20]
-
-
-def test_a_deadline_sees_the_time_in_which_a_change_is_sent():
-    """10 bytes at 5 a second leave 2 of 4 seconds for steps, and at 1 a second none."""
-    own = Federated(clients=3, deadline=4.0, bandwidth=5.0)
-    made = choice(own, work=(1, 2, 9))
-    cohort = made.cohort(0, lambda asked: 10)
-    assert [(p.steps, p.whole) for p in cohort.parts] == [(1, True), (2, True), (2, False)]
-    assert cohort.seconds == 4.0
-    assert choice(Federated(clients=3, bandwidth=5.0)).cohort(0, lambda asked: 10).seconds == 7.0
-    own = Federated(clients=3, deadline=4.0, bandwidth=1.0)
-    assert not choice(own).cohort(0, lambda asked: 10).parts
+@pytest.mark.parametrize(
+    ("own", "work", "parts", "seconds"),
+    [
+        # Whoever is cut off sends what it has done.
+        ({}, (2, 4, 9), [(0, 2, ALL, 1), (1, 4, ALL, 2), (2, 4, CUT, 5)], 4.0),
+        ({"weigh": "work"}, (2, 4, 9), [(0, 2, ALL, 2), (1, 4, ALL, 8), (2, 4, CUT, 20)], 4.0),
+        # Those that have done the most are taken.
+        ({"take": 2}, (100, 9, 4), [(1, 4, CUT, 2), (2, 4, ALL, 5)], 4.0),
+        # Changes of 10 bytes leave 2 seconds for steps, or none.
+        ({"bandwidth": 5.0}, (1, 2, 9), [(0, 1, ALL, 1), (1, 2, ALL, 2), (2, 2, CUT, 5)], 4.0),
+        ({"bandwidth": 1.0}, SIZES, [], 0.0),
+        ({"bandwidth": 5.0, "deadline": 0.0}, SIZES, [*zip(range(3), SIZES, 3 * [ALL], SIZES)], 7),
+    ],
+)
+def test_a_deadline_sees_steps_and_the_time_in_which_a_change_is_sent(own, work, parts, seconds):
+    made = choice(Federated(clients=3, **{"deadline": 4.0} | own), work=work)
+    cohort = made.cohort(0, lambda asked: 10 if "bandwidth" in own else 0)
+    assert [(p.client, p.steps, p.whole, p.weight) for p in cohort.parts] == parts
+    assert cohort.seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -150,12 +142,6 @@ def test_the_proximal_term_follows_the_loss(begin, losses, expected):
     assert found == expected
 
 
-def test_the_most_done_are_taken_at_the_deadline():
-    own = Federated(clients=3, take=2, deadline=4.0)
-    cohort = choice(own, work=(100, 9, 4)).cohort(0)
-    assert [(p.client, p.steps) for p in cohort.parts] == [(1, 4), (2, 4)]
-
-
 def test_a_client_drawn_twice_counts_twice_and_no_more_than_taken():
     own = Federated(clients=3, sample=3, take=2, scheme="sampled")
     made = choice(own)
@@ -165,12 +151,8 @@ def test_a_client_drawn_twice_counts_twice_and_no_more_than_taken():
 
 
 def test_the_most_that_weights_add_up_to():
-    for own in (
-        Federated(clients=3, sample=2),
-        Federated(clients=3, sample=2, weigh="work"),
-        Federated(clients=3, sample=2, scheme="sampled"),
-    ):
-        made = choice(own)
+    for own in ({}, {"weigh": "work"}, {"scheme": "sampled"}):
+        made = choice(Federated(clients=3, sample=2, **own))
         assert max(made.cohort(n).weight for n in range(50)) == made.most_weight()
     assert choice(Federated(clients=3, sample=2)).most_weight() == 7
 
@@ -191,8 +173,7 @@ def test_the_exact_mean_has_no_order_and_is_right(dtype):
         return grid.mean(total, sum(weights))
 
     first, last = mean(range(9)), mean(reversed(range(9)))
-    for a, b in zip(first, last, strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(first, last)
     for i in range(50):
         true = sum(
             n * (Fraction(float(x[i])) - Fraction(float(w[i])))

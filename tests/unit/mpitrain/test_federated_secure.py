@@ -97,18 +97,10 @@ def vectors(clients, length=50, seed=0):
     return {n: rng.integers(0, 2**32, length, dtype=np.uint32) for n in clients}
 
 
-@pytest.mark.parametrize("clients", [3, 4, 7])
-def test_the_sum_is_exact(clients):
-    numbers = [5 * n + 2 for n in range(clients)]
-    given = vectors(numbers)
-    found = Sum(given, clients // 2 + 1).total(numbers)
-    np.testing.assert_array_equal(found, sum(given.values()))
-
-
 def test_whoever_leaves_the_sum_is_that_of_the_others():
-    clients, threshold = range(5), 3
+    clients, threshold = (2, 7, 12, 17, 22), 3
     given = vectors(clients)
-    for leaving in (1, 2):
+    for leaving in (0, 1, 2):
         for lost in combinations(clients, leaving):
             survivors = [n for n in clients if n not in lost]
             found = Sum(given, threshold).total(survivors, survivors[-threshold:])
@@ -132,14 +124,12 @@ def test_a_masked_vector_looks_random_and_is_new_each_time():
     """Bytes of the masked vectors of zeros, by chi-square; 255 degrees, a billionth."""
     zeros = {n: np.zeros(4096, np.uint32) for n in range(3)}
     first, again = Sum(zeros, 2), Sum(zeros, 2)
-    for number in zeros:
-        counts = np.bincount(first.masked[number].view(np.uint8), minlength=256)
-        expected = counts.sum() / 256
-        assert ((counts - expected) ** 2 / expected).sum() < 415
-        assert (first.masked[number] != again.masked[number]).mean() > 0.99
     pair = first.masked[0] + first.masked[1]  # still under the third one's masks
-    counts = np.bincount(pair.view(np.uint8), minlength=256)
-    assert ((counts - pair.nbytes / 256) ** 2 / (pair.nbytes / 256)).sum() < 415
+    for masked in (*first.masked.values(), pair):
+        counts, expected = np.bincount(masked.view(np.uint8), minlength=256), masked.nbytes / 256
+        assert ((counts - expected) ** 2 / expected).sum() < 415
+    for number in zeros:
+        assert (first.masked[number] != again.masked[number]).mean() > 0.99
 
 
 def test_nobody_tells_both_shares_of_a_client():
