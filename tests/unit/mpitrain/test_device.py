@@ -11,11 +11,9 @@ from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
-from mpitrain.device.choice import RankGPUs, look
+from mpitrain.device.choice import look
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import Device
-from mpitrain.doctor.devices import judge_devices
-from mpitrain.doctor.finding import Status
 from mpitrain.kernels import Kernels
 from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.training.batches import MicroBatches
@@ -84,15 +82,6 @@ def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
     assert "bfloat16 needs CuPy 14" in look(0, "bfloat16").why
 
 
-def test_the_doctor_says_who_shares():
-    own = [RankGPUs("", n, f"gpu {n}") for n in range(2)]
-    assert judge_devices(own).status is Status.OK
-    assert judge_devices([RankGPUs("no GPU")] * 2).text == "cpu; no rank has a GPU"
-    shared = judge_devices([own[0], own[0], own[1]])
-    assert (shared.status, shared.text) == (Status.WARN, "3 ranks share 2 GPUs")
-    assert "rank 1: no GPU" in judge_devices([own[0], RankGPUs("no GPU")]).text
-
-
 def test_a_device_puts_and_brings(cupy, monkeypatch):
     device, host = Cuda(0), np.arange(6, dtype=np.float32).reshape(2, 3)
     x = device.put(host)
@@ -110,20 +99,6 @@ def test_a_device_puts_and_brings(cupy, monkeypatch):
     assert waiting.get().tolist() == [[1, 2, 3], [4, 5, 6]]
     assert counts.waited == 1
     assert device.put(np.empty((0, 3))).shape == (0, 3)
-
-
-def test_a_device_reads_at_once(cupy):
-    device = Cuda(0)
-    x = device.put(np.array([0.1, 2.5], np.float32))
-    counts.reset()
-    assert device.read([x[0], 3, x.sum(), device.number(x[1])]) == [
-        float(np.float32(0.1)),
-        3.0,
-        float(np.float32(0.1) + np.float32(2.5)),
-        2.5,
-    ]
-    assert device.read([1, 2.0]) == [1.0, 2.0]
-    assert counts.waited == 1
 
 
 def test_a_micro_batch_comes_while_the_one_before_it_is_computed():

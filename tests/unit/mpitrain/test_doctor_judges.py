@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
+from mpitrain.device.choice import RankGPUs
 from mpitrain.doctor import Status
+from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import runs_of
 from mpitrain.doctor.memory import Shared, judge_node_memory
 from mpitrain.doctor.network import (
@@ -62,6 +64,11 @@ def cores_of(affinity, threads=1):
         (judge_gpus, [None, None], OK, "no GPU"),
         (judge_gpus, [(True, "arrived"), None], OK, ""),
         (judge_gpus, [None, (False, "Segmentation fault")], WARN, "rank 1: Segmentation fault"),
+        (judge_devices, [RankGPUs("", n, f"gpu {n}") for n in range(2)], OK, "of its own for each"),
+        (judge_devices, [RankGPUs("no GPU")] * 2, OK, "cpu; no rank has a GPU"),
+        (judge_devices, [RankGPUs("", n // 2, f"gpu {n // 2}") for n in range(3)], WARN,
+         "3 ranks share 2 GPUs"),
+        (judge_devices, [RankGPUs("", 0, "gpu 0"), RankGPUs("no GPU")], WARN, "rank 1: no GPU"),
         (judge_messages, [(1e-6, 1e-3), (2e-6, 1e-3)], OK, ""),
         (judge_messages, [(5e-3, 1e-3), (5e-3, 1e-3)], WARN, ""),
         (judge_messages, [(1e-6, 1.0), (1e-6, 1.0)], WARN, ""),
