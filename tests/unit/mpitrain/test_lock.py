@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mpitrain.config import ConfigError
 from mpitrain.ranks import lock
-from mpitrain.ranks.lock import NAME, Owner, began, locked, myself
+from mpitrain.ranks.lock import NAME, Owner, locked, myself
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """
@@ -40,28 +40,35 @@ def impatient(monkeypatch):
     monkeypatch.setattr(lock, "_PATIENCE_S", 0.3)
 
 
+def holder(folder, *patience):
+    """A process that holds the folder's lock as soon as it gets it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), *patience],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
 @pytest.fixture
 def other(tmp_path):
     """Another process that works in the folder."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=environment
-    )
-    assert process.stdout.readline() == b"locked\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with holder(tmp_path) as process:
+        assert process.stdout.readline() == b"locked\n"
+        yield process
+        process.kill()
 
 
-@pytest.fixture
-def without_fcntl(monkeypatch):
-    """As on a file system that has no such locks."""
+@pytest.fixture(params=["fcntl", "no fcntl"])
+def with_and_without_fcntl(request, monkeypatch):
+    """Without, as on a file system that has no such locks."""
 
     def lockf(handle, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", lockf)
+    if request.param == "no fcntl":
+        monkeypatch.setattr(fcntl, "lockf", lockf)
+
+
+either = pytest.mark.usefixtures("with_and_without_fcntl")
 
 
 def take(folder):
@@ -84,23 +91,18 @@ def test_it_names_its_owner_and_is_gone_afterwards(tmp_path):
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_one_that_works_is_left_alone(tmp_path, other, locks, request):
-    if not locks:
-        request.getfixturevalue("without_fcntl")
+@either
+def test_one_that_works_is_left_alone(tmp_path, other):
     with pytest.raises(ConfigError) as caught:
         take(tmp_path)
-    assert f"run.dir = '{tmp_path}' belongs to another job (process {other.pid} on " in str(
-        caught.value
-    )
-    assert f"remove {tmp_path / NAME}" in str(caught.value)
+    told = str(caught.value)
+    assert f"run.dir = '{tmp_path}' belongs to another job (process {other.pid} on " in told
+    assert f"remove {tmp_path / NAME}" in told
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_an_unfinished_one_of_the_same_process_keeps_it(tmp_path, locks, request):
+@either
+def test_an_unfinished_one_of_the_same_process_keeps_it(tmp_path):
     """As where on_record of one trainer begins another one."""
-    if not locks:
-        request.getfixturevalue("without_fcntl")
     with locked(MPI.COMM_SELF, tmp_path):
         with pytest.raises(ConfigError, match=r"another job \(an unfinished one of this program"):
             take(tmp_path)
@@ -108,11 +110,9 @@ def test_an_unfinished_one_of_the_same_process_keeps_it(tmp_path, locks, request
     take(tmp_path)
 
 
+@either
 @pytest.mark.parametrize("waited_for", [True, False])
-@pytest.mark.parametrize("locks", [True, False])
-def test_one_that_was_killed_is_in_nobodys_way(tmp_path, other, locks, waited_for, request):
-    if not locks:
-        request.getfixturevalue("without_fcntl")
+def test_one_that_was_killed_is_in_nobodys_way(tmp_path, other, waited_for):
     other.send_signal(signal.SIGKILL)
     if waited_for:
         other.wait()
@@ -154,19 +154,8 @@ def test_one_that_was_never_completed(tmp_path, content):
 
 
 def test_of_many_that_come_at_once_one_gets_it(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with ExitStack() as stack:
-        racers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", HOLDER, str(tmp_path), "0"],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=environment,
-                )
-            )
-            for _ in range(3)
-        ]
+        racers = [stack.enter_context(holder(tmp_path, "0")) for _ in range(3)]
         deadline = time.monotonic() + 30
         while sum(racer.poll() is None for racer in racers) > 1 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -176,14 +165,3 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path):
         said = [racer.communicate()[1].decode() for racer in racers]
     assert len(alive) == 1, said
     assert sum("belongs to another job" in words for words in said) == 2, said
-
-
-def test_when_processes_began():
-    assert began(os.getpid()).isdigit()
-    child = subprocess.Popen(["sleep", "60"])
-    assert int(began(child.pid)) >= int(began(os.getpid()))
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-    assert began(child.pid) == ""
-    child.wait()
-    assert began(child.pid) == ""
