@@ -7,36 +7,25 @@ import msgspec
 import pytest
 
 from mpitrain.config import Config
+from mpitrain.metrics import records
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import (
-    Epoch,
-    Noise,
-    RankTime,
-    Resumed,
-    Round,
-    Saved,
-    Skipped,
-    Start,
-    Step,
-    Straggler,
-    Summary,
-    Times,
-)
 from mpitrain.metrics.writer import json_lines
 
 CONFIG = json.loads(msgspec.json.encode(Config()))
-START = Start(2, ["a:1", "b:2"], "data 2", [["a"]], "ring", "asked", 7, CONFIG)
-SUMMARY = Summary(1.25, 2, "ring", "asked", 100.0, 0.2, 0.1, {"accuracy": 0.75})
+START = records.Start(2, ["a:1", "b:2"], "data 2", [["a"]], "ring", "asked", 7, CONFIG)
+SUMMARY = records.Summary(1.25, 2, "ring", "asked", 100.0, 0.2, 0.1, {"accuracy": 0.75})
 RECORDS = [
     START,
-    Resumed(4, "there", ["newer: torn"]),
-    Step(5, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, 0.1, noise=Noise(math.nan, 1.0, 0.0)),
-    Straggler(5, 1, "b", 2.5),
-    Skipped(6, "rank 1: b.weight", 512.0),
-    Epoch(0, 0.25, {"accuracy": 0.5, "mae": math.nan}),
-    Saved(6, "there", 0.5),
-    Times([RankTime(0, 0, 1.0, math.nan, {1: 0.25}, 0.125, 2**20)]),
-    Round(7, 2, 2, 0, 0, 3, 1.0, 8, 8, 8, losses={"a": math.nan}),
+    records.Resumed(4, "there", ["newer: torn"]),
+    records.Step(
+        5, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, 0.1, noise=records.Noise(math.nan, 1.0, 0.0)
+    ),
+    records.Straggler(5, 1, "b", 2.5),
+    records.Skipped(6, "rank 1: b.weight", 512.0),
+    records.Epoch(0, 0.25, {"accuracy": 0.5, "mae": math.nan}),
+    records.Saved(6, "there", 0.5),
+    records.Times([records.RankTime(0, 0, 1.0, math.nan, {1: 0.25}, 0.125, 2**20)]),
+    records.Round(7, 2, 2, 0, 0, 3, 1.0, 8, 8, 8, losses={"a": math.nan}),
     SUMMARY,
 ]
 
@@ -54,7 +43,7 @@ def test_records_come_back_as_they_were(path):
     log = read_records(path)
     assert log.records == RECORDS
     assert (log.unknown, log.cut_off) == ([], False)
-    assert log.last(Epoch) == RECORDS[5] and log.of(Saved) == [RECORDS[6]]
+    assert log.last(records.Epoch) == RECORDS[5] and log.of(records.Saved) == [RECORDS[6]]
     assert log.start() == START and log.summary() == SUMMARY
 
 
@@ -62,7 +51,7 @@ def test_a_run_that_goes_on_has_no_summary_yet(path):
     with path.open("ab") as file:
         file.write(msgspec.json.encode(START) + b"\n")
     log = read_records(path)
-    assert log.last(Summary) == SUMMARY and log.summary() is None
+    assert log.last(records.Summary) == SUMMARY and log.summary() is None
     assert log.since_start().records == []
 
 
