@@ -2,7 +2,6 @@
 
 import math
 
-import msgspec
 import pytest
 
 from mpitrain.config import Checkpoint, Config, Evaluate
@@ -71,11 +70,3 @@ def test_a_test_that_a_longer_run_would_not_have_may_be_the_best_and_costs_no_pa
     for mae, loss in ((2.0, -1.0), (4.0, 1.0)):
         watch.note(Epoch(1, loss, {"mae": mae}), 15, counts=False)
     assert watch.seen == {"mae": Seen(2.0, 15), "loss": Seen(0.0, 10)}
-
-
-def test_what_was_seen_is_read_again_as_it_was():
-    watch = watching(best="higher score", patience=1)
-    told(watch, "score", [0.1, 0.3, 0.2])
-    assert watch.seen == {"higher score": Seen(0.3, 20, 1), "loss": Seen(0.0, 10, 2)}
-    again = msgspec.json.decode(msgspec.json.encode(watch.seen), type=dict[str, Seen])
-    assert again == watch.seen

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpitrain.fields import Fields, as_given, fields, joined, named, zeros
+from mpitrain.fields import as_given, fields, joined, named
 
 
 @pytest.mark.parametrize(
@@ -25,16 +25,6 @@ def test_there_and_back(values):
         assert part.dtype == got[name].dtype
         np.testing.assert_array_equal(part, got[name])
     np.testing.assert_array_equal(fields(array[1:2])[next(iter(wanted))], got[next(iter(got))][1:2])
-
-
-def test_a_shape_of_several():
-    shape = Fields(np.dtype([("a", "f4", (2, 3)), ("b", "i8")]))
-    assert shape == () and repr(shape) == "a (2, 3) and b ()"
-    assert {name: (a.shape, a.dtype) for name, a in zeros(2, shape, None).items()} == {
-        "a": ((2, 2, 3), np.dtype("f4")),
-        "b": ((2,), np.dtype("i8")),
-    }
-    assert zeros(2, (3,), "f8")[""].shape == (2, 3)
 
 
 @pytest.mark.parametrize("key", ["", "0", "a b", 3])

@@ -37,10 +37,8 @@ class Noisy:
 
 def requests(count=12, epoch=0, most=5):
     rng = np.random.default_rng(epoch)
-    return [
-        Request("train", epoch, rng.integers(0, 50, rng.integers(0, most + 1)))
-        for _ in range(count)
-    ]
+    drawn = (rng.integers(0, 50, rng.integers(0, most + 1)) for _ in range(count))
+    return [Request("train", epoch, indices) for indices in drawn]
 
 
 def loader(workers, data=None, most=5):
@@ -48,30 +46,22 @@ def loader(workers, data=None, most=5):
     return closing(Loader({"train": own, "test": own}, workers, most))
 
 
-def gone(process):
-    return not Path(f"/proc/{process}").exists()
-
-
 def found(workers, asked):
     with loader(workers) as reader:
         return list(reader.read(asked))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_the_order_and_every_value_are_those_without_processes(workers):
-    asked = requests() + requests(epoch=1)
-    for one, other in zip(found(0, asked), found(workers, asked), strict=True):
+def expect_alike(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one.inputs, other.inputs)
         np.testing.assert_array_equal(one.labels, other.labels)
         assert (one.inputs.dtype, one.labels.dtype) == (other.inputs.dtype, other.labels.dtype)
 
 
-def test_what_was_given_stays_as_it_is():
-    asked = requests(30)
-    with loader(2) as reader:
-        kept = list(reader.read(asked))
-    for one, other in zip(kept, found(0, asked), strict=True):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_the_order_and_every_value_are_those_without_processes_and_stay(workers):
+    asked = requests() + requests(epoch=1)
+    expect_alike(found(0, asked), found(workers, asked))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 4])
@@ -82,8 +72,7 @@ def test_it_may_be_left_in_the_middle(taken):
             for _ in range(taken):
                 next(reading)
         again = list(reader.read(requests(epoch=1)))
-    for one, other in zip(again, found(0, requests(epoch=1)), strict=True):
-        np.testing.assert_array_equal(one.inputs, other.inputs)
+    expect_alike(again, found(0, requests(epoch=1)))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -115,10 +104,7 @@ def test_samples_that_are_longer_than_the_first():
     asked = requests(40, most=9)
     with closing(Loader({"train": own, "test": own}, 2, 1)) as reader:
         there = list(reader.read(asked))
-    for request, samples in zip(asked, there, strict=True):
-        wanted = own[request.indices]
-        np.testing.assert_array_equal(samples.inputs, wanted.inputs)
-        np.testing.assert_array_equal(samples.labels, wanted.labels)
+    expect_alike(there, [own[request.indices] for request in asked])
 
 
 class Deadly(Noisy):
@@ -189,12 +175,12 @@ def test_processes_end_with_their_owner(how):
         [sys.executable, "-c", OWNER + ENDS[how]],
         cwd=ROOT, capture_output=True, text=True, timeout=60, start_new_session=True,
     )  # fmt: skip
-    processes = list(map(int, owner.stdout.split()))
+    processes = [f"/proc/{number}" for number in owner.stdout.split()]
     assert len(processes) == 2, owner.stderr
     deadline = time.monotonic() + 60
-    while not all(map(gone, processes)) and time.monotonic() < deadline:
+    while (left := [*filter(os.path.exists, processes)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert all(map(gone, processes))
+    assert not left
 
 
 def test_a_signal_to_the_job_leaves_them_to_their_owner():

@@ -40,14 +40,6 @@ def test_cross_entropy_against_scipy_and_finite_differences(batch, smoothing):
     expect_slope(lambda x: softmax_cross_entropy(x, labels, 7, smoothing)[0], logits, gradient)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole(batch):
-    logits, labels = batch
-    whole, gradient = softmax_cross_entropy(logits, labels, 7)
-    parts = [softmax_cross_entropy(logits[s], labels[s], 7) for s in np.s_[:0, :2, 2:7]]
-    assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-14)
-    np.testing.assert_allclose(np.concatenate([g for _, g in parts]), gradient, rtol=1e-14)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_labels_that_are_left_out(batch, smoothing):
     """Sum, gradient and count are those of the others, also if there are none."""
@@ -60,12 +52,22 @@ def test_labels_that_are_left_out(batch, smoothing):
     np.testing.assert_array_equal(gradient[kept], of_kept)
     assert not gradient[~kept].any()
     shaped = loss(logits[:6].reshape(2, 3, 4), labels[:6].reshape(2, 3), 7)
-    assert shaped[1].shape == (2, 3, 4)
-    assert shaped[2] == 3
+    assert (shaped[1].shape, shaped[2]) == ((2, 3, 4), 3)
     for some in (np.s_[:0], np.s_[4:6]):
         nothing = loss(logits[some], labels[some], 7)
         assert (nothing[0], nothing[2]) == (0, 0)
         np.testing.assert_array_equal(nothing[1], np.zeros_like(logits[some]))
+
+
+def test_parts_of_a_batch_add_up_and_labels_may_be_of_every_position(batch):
+    logits, labels = batch
+    whole, gradient = softmax_cross_entropy(logits, labels, 7)
+    parts = [softmax_cross_entropy(logits[s], labels[s], 7) for s in np.s_[:0, :2, 2:7]]
+    assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-14)
+    np.testing.assert_allclose(np.concatenate([g for _, g in parts]), gradient, rtol=1e-14)
+    shaped = softmax_cross_entropy(logits.reshape(1, 7, 4), labels.reshape(1, 7), 7)
+    assert shaped[0] == whole
+    np.testing.assert_array_equal(shaped[1], gradient.reshape(1, 7, 4))
 
 
 def test_large_scores_do_not_overflow():
@@ -74,14 +76,6 @@ def test_large_scores_do_not_overflow():
     assert loss == pytest.approx(5e3)
     np.testing.assert_array_equal(gradient, [[0, 0], [-0.5, 0.5]])
     assert gradient.dtype == np.float32
-
-
-def test_labels_of_every_position(batch):
-    logits, labels = batch
-    whole, gradient = softmax_cross_entropy(logits[:6], labels[:6], 6)
-    shaped = softmax_cross_entropy(logits[:6].reshape(2, 3, 4), labels[:6].reshape(2, 3), 6)
-    assert shaped[0] == whole
-    np.testing.assert_array_equal(shaped[1], gradient.reshape(2, 3, 4))
 
 
 @pytest.mark.parametrize("loss", [MeanSquaredError(), BinaryCrossEntropy()])
