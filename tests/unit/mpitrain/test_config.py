@@ -1,6 +1,7 @@
 """What a job file may say, and how it is told that it may not."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -110,17 +111,12 @@ def test_mistakes_in_overrides(job, override, message):
 
 
 def test_every_number_of_a_job_is_finite(job):
-    floats = [
-        f"{table.name}.{field.name}"
-        for table in fields(Config())
-        for field in fields(table.type())
-        if isinstance(field.default, float)
-    ]
-    assert len(floats) > 10
-    for place in floats:
-        for value in ("inf", "nan"):
-            with pytest.raises(ConfigError, match=place):
-                load(job(""), [f"{place}={value}"])
+    every = [(table.name, field) for table in fields(Config()) for field in fields(table.type())]
+    places = [f"{table}.{one.name}" for table, one in every if isinstance(one.default, float)]
+    assert len(places) > 10
+    for place, value in product(places, ("inf", "nan")):
+        with pytest.raises(ConfigError, match=place):
+            load(job(""), [f"{place}={value}"])
 
 
 @pytest.mark.parametrize(
@@ -163,6 +159,8 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
 
 
 GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
+#: The ends of a GPT share an embedding, whose gradients are summed over both.
+ENDS = [*GPT, "parallel.pipe=2", "optim.momentum=0"]
 TENSOR = [*GPT, "parallel.tensor=4", "parallel.sequence=true"]
 EXPERTS = [*GPT, "model.experts=2", "parallel.experts=2"]
 DGC = ["compress.codec=dgc", "optim.momentum=0"]
@@ -228,6 +226,8 @@ DGC = ["compress.codec=dgc", "optim.momentum=0"]
         ([*DGC, "compress.feedback=off"], "what dgc keeps is its momentum"),
         ([*DGC, "compress.start=3"], "dgc warms up by itself"),
         (["parallel.zero=3", "compress.codec=bf16", "compress.feedback=on"], "needs a codec that"),
+        ([*ENDS, "compress.codec=signum"], "sums those of its tied embedding over two stages"),
+        ([*ENDS, "sync.combine=adasum"], "sums those of its tied embedding over two stages"),
     ],
 )
 def test_what_does_not_go_together_and_keys_that_nothing_reads(job, overrides, message):

@@ -10,10 +10,8 @@ from mpitrain.training.early_stopping import Seen, Watch
 
 
 def watching(best="", patience=0, watch="loss", metrics=("accuracy", "mae", "score")):
-    config = Config(
-        checkpoint=Checkpoint(best=best), evaluate=Evaluate(patience=patience, watch=watch)
-    )
-    return Watch(config, metrics)
+    evaluate = Evaluate(patience=patience, watch=watch)
+    return Watch(Config(checkpoint=Checkpoint(best=best), evaluate=evaluate), metrics)
 
 
 def told(watch, name, values):

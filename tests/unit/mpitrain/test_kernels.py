@@ -107,14 +107,12 @@ def results(kernels, name, arguments):
 
 
 def copied(arguments, cast):
-    return [
-        [cast(one) for one in a]
-        if isinstance(a, list)
-        else cast(a)
-        if isinstance(a, np.ndarray) and a.dtype.kind != "i"
-        else a
-        for a in arguments
-    ]
+    def copy(one):
+        if isinstance(one, list):
+            return [*map(copy, one)]
+        return cast(one) if isinstance(one, np.ndarray) and one.dtype.kind != "i" else one
+
+    return copy([*arguments])
 
 
 def test_operations_are_their_twins(case):

@@ -60,10 +60,7 @@ LAYERS = {
     "attention, three heads": (nn.CausalAttention(2), (2, 4, 18)),
     "attention to all positions": (nn.Attention(2), (2, 4, 18)),
     "residual": (nn.Residual({"norm": nn.LayerNorm(4), "mix": nn.Linear(4, 4)}), (3, 4)),
-    "residual, shortcut": (
-        nn.Residual({"a": nn.Linear(4, 3)}, {"b": nn.Linear(4, 3)}),
-        (3, 4),
-    ),
+    "residual, shortcut": (nn.Residual({"a": nn.Linear(4, 3)}, {"b": nn.Linear(4, 3)}), (3, 4)),
     "recomputed": (nn.Recomputed(nn.Chain({"a": nn.Linear(3, 3), "b": nn.GELU()})), (4, 3)),
     "positions": (PositionEmbedding(6, 3, TensorGroup(), sequence=False), (2, 4, 3)),
     "scores": (Unembedding(5, 3, "there"), (2, 4, 3)),

@@ -13,7 +13,7 @@ from mpitrain.optim.lr import Rates
     ("fields", "expected"),
     [
         ({}, {0: 0.4, 9.5: 0.4}),  # linear scaling
-        ({"reference_batch": 512, "warmup_epochs": 4}, {0: 0, 2: 0.025, 5: 0.05}),  # down
+        ({"reference_batch": 512, "warmup_epochs": 4}, {0: 0, 2: 0.025, 5: 0.05}),  # scaled down
         ({"warmup_epochs": 4}, {0: 0.1, 1: 0.175, 2: 0.25, 3: 0.325, 4: 0.4, 9: 0.4}),
         ({"warmup_epochs": 2, "schedule": "cosine"}, {1: 0.25, 2: 0.4, 6: 0.2, 10: 0.0}),
         ({"schedule": "step", "milestones": (3, 6), "decay": 0.5},
@@ -23,7 +23,8 @@ from mpitrain.optim.lr import Rates
         ({"warmup_epochs": 8, "schedule": "wsd", "decay_epochs": 4},  # the fall does not fit
          {0: 0.1, 4: 0.25, 8: 0.4, 9: 0.2, 10: 0.0}),
         ({"warmup_epochs": 10, "schedule": "one_cycle"}, {0: 0.016, 29 / 3: 0.4}),
-        ({"warmup_epochs": 1 / 3, "schedule": "one_cycle"}, {0: 0.4, 29 / 3: 1.6e-6}),  # 1 up
+        ({"warmup_epochs": 1 / 3, "schedule": "one_cycle"},  # a single step of climbing
+         {0: 0.4, 29 / 3: 1.6e-6}),
     ],
     ids=str,
 )  # fmt: skip

@@ -99,14 +99,6 @@ def test_a_method_that_is_not_there_is_said_to_be_near_another(capsys):
     assert "there is no method 'clientz'; did you mean 'clients'?" in capsys.readouterr().err
 
 
-def test_a_pipeline_of_a_gpt_does_not_vote(empty):
-    """Its ends share an embedding, whose gradients are summed over both."""
-    gpt = ["model.kind=gpt", "data.name=text", "data.path=x", "parallel.pipe=2"]
-    for key in ("compress.codec=signum", "sync.combine=adasum"):
-        with pytest.raises(ConfigError, match="sums those of its tied embedding over two stages"):
-            load(empty, [*gpt, key, "optim.momentum=0"])
-
-
 def test_what_only_a_caller_knows_is_refused_by_the_same_table(empty):
     served = load(empty, ["server.ranks=1"])
     expect(load(empty), "batch-norm", "torch", "link", "shrink", "described")
