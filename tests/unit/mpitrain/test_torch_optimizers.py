@@ -100,9 +100,7 @@ TAKEN = {
     "whole parameters": lambda p: Norms(p, lr=0.02),
     "state of another type": lambda p: Narrow(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "groups": lambda p: torch.optim.NAdam(
-        [{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], lr=0.02
-    ),
+    "groups": lambda p: torch.optim.NAdam([{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], 0.02),
 }
 
 
@@ -113,17 +111,12 @@ def model():
 
 def trained(folder, optimizer, *, resume=False, **given):
     x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)).double()
-    given = {"epochs": 2, **given}
     trainer = mpitrain.Trainer(
-        MPI.COMM_SELF,
-        model=lambda: model().double(),
+        MPI.COMM_SELF, model=lambda: model().double(), optimizer=optimizer, batch_size=24,
         train_data=torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=optimizer,
-        batch_size=24,
-        run={"dir": str(folder), "log_every": 1000},
-        **given,
-    )
+        loss=torch.nn.functional.mse_loss, dir=str(folder), log_every=1000,
+        **{"epochs": 2} | given,
+    )  # fmt: skip
     with trainer:
         trainer.fit(resume=resume)
     return x, trainer.module
@@ -220,10 +213,8 @@ def test_a_code_that_has_the_momentum_takes_an_optimiser_without(tmp_path):
     codes = {"compress": {"codec": "dgc", "least": 0}}
     _, module = trained(tmp_path, lambda p: torch.optim.SGD(p, lr=0.02), **codes)
     assert not torch.equal(module[0].weight, model()[0].weight.double())
-    for optimizer, keeps in (
-        (lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9), "momentum_buffer"),
-        (lambda p: torch.optim.Adam(p, lr=0.02), "exp_avg, exp_avg_sq"),
-    ):
+    fast = lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9)  # noqa: E731
+    for optimizer, keeps in ((fast, "momentum_buffer"), (torch.optim.Adam, "exp_avg, exp_avg_sq")):
         with pytest.raises(ConfigError, match=f"which keeps {keeps}; give an SGD without momentum"):
             trained(tmp_path, optimizer, **codes)
 
