@@ -12,6 +12,7 @@ from mpitrain.adapters.torch import TorchLayer
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.nn.context import Context
+from tests.zoo.parts import Backward, graded
 
 nn, functional = torch.nn, torch.nn.functional
 CONTEXT = Context(True, seed=5, step=3, samples=np.array([7, 3, 9, 4, 1]))
@@ -306,24 +307,13 @@ def test_what_is_computed_again_repeats_the_numbers(code, again, make):
         np.testing.assert_array_equal(one, other)
 
 
-class Noisy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy + torch.randn_like(dy)
+def noisy(y):
+    return y + torch.randn_like(y)
 
 
-def hooked(x):
-    y = x * 2
-    if y.requires_grad:
-        y.register_hook(lambda dy: dy + torch.randn_like(dy))
-    return y
-
-
-@pytest.mark.parametrize("code", [Noisy.apply, hooked])
+@pytest.mark.parametrize(
+    "code", [lambda x: Backward.apply(x, noisy), lambda x: graded(None, x, lambda _, g: noisy(g))]
+)
 @pytest.mark.parametrize("usual", [functional.dropout, torch.clone])
 def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, usual):
     layer = TorchLayer(Calls(lambda x: code(x) if x[0, 0] > 5 else usual(x)))
@@ -340,13 +330,13 @@ def test_own_code_around_a_class_of_torch_is_keyed(kind, later):
     module = nn.Linear(8, 8)
     usual, draws = module.forward, [not later]
 
-    def noisy(y):
-        return y + torch.randn_like(y) if draws[0] else y
+    def drawn(y):
+        return noisy(y) if draws[0] else y
 
     if kind == "hook":
-        module.register_forward_hook(lambda part, given, y: noisy(y))
+        module.register_forward_hook(lambda part, given, y: drawn(y))
     else:
-        module.forward = lambda x: noisy(usual(x))
+        module.forward = lambda x: drawn(usual(x))
     layer, x = TorchLayer(module), np.ones((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
     layer.forward(values, x, CONTEXT)
