@@ -6,31 +6,12 @@ from mpi4py import MPI
 
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Own
-from mpitrain.normalise import names_as_settings, normalise
+from mpitrain.normalise import normalise
 from mpitrain.optim.optimizers import SGD
 from mpitrain.user_objects import Given
 
 LAYERS = {"linear": nn.Linear(3, 1)}
 SAMPLES = [(np.ones(3, "f4"), np.ones(1, "f4"))] * 4
-
-
-@pytest.mark.parametrize(
-    ("given", "settings"),
-    [
-        (Given(loss="cross_entropy"), {"loss": {"name": "cross_entropy"}}),
-        (Given(model={"kind": "mlp"}), {"model": {"kind": "mlp"}}),
-        (Given(metrics=["accuracy"]), {"evaluate": {"metrics": ["accuracy"]}}),
-        (Given(optimizer="adam"), {"optim": {"name": "adam"}}),
-        (Given(schedule="cosine"), {"optim": {"schedule": "cosine"}}),
-    ],
-)
-def test_names_among_the_objects_become_settings(given, settings):
-    assert names_as_settings(given, {}) == (Given(), settings)
-
-
-def test_objects_stay_objects():
-    given = Given(model=LAYERS, metrics={"mae": abs}, optimizer=SGD(), schedule=abs)
-    assert names_as_settings(given, {"epochs": 2}) == (given, {"epochs": 2})
 
 
 def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
@@ -47,30 +28,18 @@ def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
     [
         (None, Given(LAYERS), {"layers": LAYERS}, "layers: this is model.layers, the number of"),
         (Config(own=Own(loss="a.py:b")), Given(LAYERS), {}, "own.loss = 'a.py:b': a job file"),
-        (
-            None,
-            Given(lambda: None, SAMPLES),
-            {"parallel": {"context": 2}},
-            "layers that work position by position, and a model of the program has any layers",
-        ),
+        (None, Given(lambda: None, SAMPLES), {"parallel": {"context": 2}},
+         "layers that work position by position, and a model of the program has any layers"),
         (None, Given(optimizer=lambda p: None), {"momentum": 0.5}, "optim: momentum would have no"),
         (None, Given(cuts=("part",)), {}, "cuts: layers are cut between one another"),
-        (
-            None,
-            Given(LAYERS, SAMPLES, metrics={"mae": 3}),
-            {},
-            "functions by their names.*'mae': 3",
-        ),
-        (None, Given(LAYERS, SAMPLES, metrics={3: abs}), {}, "functions by their names"),
-        (
-            None,
-            Given(LAYERS, SAMPLES, metrics="mae"),
-            {},
-            "or a list of names, as .'mae'., got 'mae'",
-        ),
-        (None, Given(LAYERS, SAMPLES, metrics=5), {}, "or a list of names.* got 5"),
+        *((None, Given(LAYERS, SAMPLES, metrics=metrics), {}, told) for metrics, told in (
+            ({"mae": 3}, "functions by their names.*'mae': 3"),
+            ({3: abs}, "functions by their names"),
+            ("mae", "or a list of names, as .'mae'., got 'mae'"),
+            (5, "or a list of names.* got 5"),
+        )),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(config, given, settings, told):
     with pytest.raises(ConfigError, match=told):
         normalise(MPI.COMM_SELF, config, given, settings)

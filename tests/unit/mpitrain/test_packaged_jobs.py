@@ -1,5 +1,6 @@
 """Example jobs by name, and copies of them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,8 @@ def test_the_text_of_an_example_is_beside_it_unless_there_is_one_here(tmp_path, 
 )
 def test_a_name_of_no_job(name, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
         load(Path(name))
-    assert sentence in str(caught.value)
 
 
 def test_a_file_comes_first_and_two_meanings_are_refused(tmp_path, monkeypatch):
@@ -82,15 +82,8 @@ def test_init_copies_scripts_and_examples_once(tmp_path, capsys):
     assert (target / "jobs/launch.sh").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("words", "ranks"),
-    [
-        (["train", "x"], True),
-        (["-v", "train", "x"], True),
-        (["--version"], False),
-        (["-v", "plan", "train"], False),
-        ([], False),
-    ],
-)
-def test_which_commands_start_mpi(words, ranks):
-    assert needs_ranks(words) is ranks
+def test_which_commands_start_mpi():
+    for words in ("train x", "-v train x"):
+        assert needs_ranks(words.split())
+    for words in ("--version", "-v plan train", ""):
+        assert not needs_ranks(words.split())

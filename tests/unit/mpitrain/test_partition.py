@@ -1,7 +1,7 @@
 """The partitioner against a brute force, and what plans print."""
 
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,43 +9,40 @@ import pytest
 from mpitrain.auto_stages import auto_stages_on
 from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
-from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.partition import Costs, NoPartition, TwoLevelLinks, partition
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
 from mpitrain.search.machine import Machine
 from mpitrain.search.step import PredictedStep
 from mpitrain.training.partition import partition_of
+from tests.unit.mpitrain.test_search import every_cut
 
 
 def drawn(rng, layers):
+    sizes = [0, 1e3, 1e5, 1e6]
     return [
-        LayerProfile(
-            f"l{i}", *rng.uniform(0.1, 1, 2).tolist(), *rng.choice([0, 1e3, 1e5, 1e6], 2).tolist()
-        )
+        LayerProfile(f"l{i}", *rng.uniform(0.1, 1, 2).tolist(), *rng.choice(sizes, 2).tolist())
         for i in range(layers)
     ]
 
 
 def every(costs, layers, workers):
     """Seconds of every partition into contiguous stages with every number of replicas."""
-    for stages in range(1, min(layers, workers) + 1):
-        for cuts in combinations(range(1, layers), stages - 1):
-            bounds = [0, *cuts, layers]
-            for replicas in product(range(1, workers + 1), repeat=stages):
-                if sum(replicas) != workers:
-                    continue
-                seconds = 0.0
-                for i, count in enumerate(replicas):
-                    first, stop = bounds[i], bounds[i + 1]
-                    after = sum(replicas[i:])
-                    if not costs.fits(first, stop, -(-after // count)):
-                        seconds = np.inf
-                    worker = sum(replicas[:i])
-                    seconds = max(seconds, costs.stage(first, stop, count, worker))
-                    if stop < layers:
-                        both = slice(worker, worker + count + replicas[i + 1])
-                        seconds = max(seconds, costs.message(stop - 1, both))
-                yield seconds
+    for path in every_cut(layers, range(1, workers + 1), workers):
+        seconds, worker, before = 0.0, 0, 0
+        for first, stop, count in path:
+            if not costs.fits(first, stop, -(-(workers - worker) // count)):
+                seconds = np.inf
+            seconds = max(seconds, costs.stage(first, stop, count, worker))
+            if worker:
+                both = slice(worker - before, worker + count)
+                seconds = max(seconds, costs.message(first - 1, both))
+            worker, before = worker + count, count
+        yield seconds
+
+
+def path_of(found):
+    return [(stage.first, stage.stop, stage.replicas) for stage in found.stages]
 
 
 def test_the_optimum_is_that_of_a_brute_force():
@@ -64,9 +61,7 @@ def test_the_optimum_is_that_of_a_brute_force():
             continue
         found = partition(costs, workers)
         assert found.seconds == pytest.approx(best, rel=1e-12), seed
-        assert sum(stage.replicas for stage in found.stages) == workers
-        assert [s.first for s in found.stages[1:]] == [s.stop for s in found.stages[:-1]]
-        assert (found.stages[0].first, found.stages[-1].stop) == (0, layers)
+        assert path_of(found) in every_cut(layers, range(1, workers + 1), workers)
 
 
 def test_light_layers_are_replicated_and_heavy_weights_are_not():
@@ -82,16 +77,12 @@ def test_balanced_partitions_have_the_fastest_slowest_stage():
     for seed in range(30):
         rng = np.random.default_rng(seed)
         profile, stages = drawn(rng, 7), int(rng.integers(1, 8))
-        sizes = partition(Costs(profile, np.inf), [1] * stages).sizes
-        assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
-
-        def slowest(cuts, profile=profile):
-            parts = pairwise([0, *cuts, 7])
-            return max(sum(layer.seconds for layer in profile[a:b]) for a, b in parts)
-
-        ends = np.cumsum(sizes)[:-1].tolist()
-        best = min(slowest(cuts) for cuts in combinations(range(1, 7), stages - 1))
-        assert slowest(ends) == pytest.approx(best), seed
+        seconds = {
+            tuple(path): max(sum(layer.seconds for layer in profile[a:b]) for a, b, _ in path)
+            for path in every_cut(7, [1], stages)
+        }
+        found = path_of(partition(Costs(profile, np.inf), [1] * stages))
+        assert seconds[*found] == pytest.approx(min(seconds.values())), seed
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "asynchronous"])
@@ -106,16 +97,6 @@ def test_stages_that_are_chosen_for_a_batch_are_told_by_its_costs(tmp_path, sche
     assert "data parallelism: 2.00x, 2 GB" in text
 
 
-@pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])
-def test_every_rank_has_a_place_of_its_own(layout):
-    places = [layout.place(rank) for rank in range(layout.ranks)]
-    assert [layout.rank(place) for place in places] == list(range(layout.ranks))
-    assert len(set(places)) == layout.ranks
-    assert places[0] == Coordinates(0, 0, 0)
-    with pytest.raises(ValueError, match="is not one of"):
-        layout.place(layout.ranks)
-
-
 MLP = Config(
     data=Data("digits"),
     model=Model(kind="mlp", hidden=(30, 20, 10)),
@@ -126,15 +107,15 @@ MLP = Config(
 
 def test_a_plan_says_who_does_what():
     text = explain(MLP, Machine(8, 8, 1.0))
-    assert (
-        "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches (4 a replica) of 4 samples"
-        in text
-    )
-    assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
-    assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
-    assert f"  {64 * 30 + 30 + 30 * 20 + 20} parameters" in text
-    assert "predicted with a core for each rank: " in text
-    assert " Gb/s to keep up with computing" in text
+    for words in (
+        "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches (4 a replica) of 4 samples",
+        "stage 0: ranks 0+1 2+3; layer0, layer1",
+        "stage 1: ranks 4+5 6+7; layer2, layer3",
+        f"  {64 * 30 + 30 + 30 * 20 + 20} parameters",
+        "predicted with a core for each rank: ",
+        " Gb/s to keep up with computing",
+    ):
+        assert words in text
 
 
 def test_a_plan_of_more_ranks_than_samples_is_short():
@@ -152,13 +133,10 @@ def test_a_plan_divides_by_the_cores_that_there_are():
         "predicted with a core for each rank: 1250.00 ms a step, of which 250.00 ms communication, "
         "48 samples/s, bubble 25.0%"
     ]
-    assert predicted(step, 60, 8, cores=2)[1:] == [
-        "this machine has 2 cores for 8 ranks: 3000.00 ms a step at best, 20 samples/s"
-    ]
-    assert predicted(step, 60, 8, cores=7)[1:] == [
-        "this machine has 7 cores for 8 ranks: 1000.00 ms a step at best, 60 samples/s"
-    ]
-    assert "1 core for 8 ranks: 6000.00 ms" in predicted(step, 60, 8, cores=1)[1]
+    for cores, ms, rate in ("1 core", 6000, 10), ("2 cores", 3000, 20), ("7 cores", 1000, 60):
+        (told,) = predicted(step, 60, 8, cores=int(cores[0]))[1:]
+        found = f"{ms}.00 ms a step at best, {rate} samples/s"
+        assert told == f"this machine has {cores} for 8 ranks: {found}"
 
 
 def test_a_plan_that_cannot_be():
@@ -173,8 +151,6 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
     write_profile(tmp_path / "p.json", drawn(np.random.default_rng(0), 4))
     job = Config(parallel=Parallel(pipe=2, partition="auto", profile=str(tmp_path / "p.json")))
 
-    class Outline:
-        layers = dict.fromkeys(("a", "b"))
-
+    outline = SimpleNamespace(layers=dict.fromkeys(("a", "b")))
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
-        partition_of(job, Outline(), Layout((1, 1)))
+        partition_of(job, outline, Layout((1, 1)))

@@ -17,7 +17,6 @@ from mpitrain.pipeline.simulate import PassTimes, balanced, simulate
 from mpitrain.training.partition import schedule_of
 from tests.cases import slow_case
 
-SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
 NAMES = list(SCHEDULES)
 
 
@@ -34,6 +33,8 @@ def test_what_is_held_is_what_was_published(name):
         report = replay(schedule.generate, shape)
         for (stage, _), held in report.held.items():
             assert held <= schedule.held(p, m, shape.chunks, stage)
+        if schedule.synchronous:  # the pipeline drains, and weights have no age
+            assert set(report.staleness.values()) == {0}
         if name != "zero_bubble" and not (name == "dualpipe_v" and rounds < 2):
             assert max(report.held.values()) == schedule.held(p, m, shape.chunks, 0)
 
@@ -84,9 +85,7 @@ def test_a_broken_schedule_is_refused(name):
                 assert may_swap(a, b), (place, a, b)
             except PipelineError:
                 pass
-    assert (
-        harmless > 0
-    )  # a forward and a backward pass of different micro-batches may change places
+    assert harmless  # a forward and a backward pass of different micro-batches may change places
 
 
 def altered(generate, place, actions):
@@ -104,38 +103,41 @@ def may_swap(a, b):
     return (a.micro_batch, a.chunk) != (b.micro_batch, b.chunk) and not same_kind
 
 
-def test_swapped_updates_and_repeated_passes_are_named():
-    shape = Pipeline((1, 1), 2)
+def written(*rows):
+    """A schedule by the forward passes, backward passes and updates of each place in turn."""
+    kinds = {"F": Forward, "B": Backward, "U": Update}
 
-    def twice(p, stage, replica):
-        yield from [Forward(0), Forward(0), Forward(1), Backward(0), Backward(1), Update(0)]
+    def generate(pipeline, *place):
+        row = rows[[*pipeline.places()].index(place)]
+        return (kinds[word[0]](int(word[1:])) for word in row.split())
 
-    with pytest.raises(PipelineError, match=r"forward pass of micro-batch 0 .* not 2 times"):
-        replay(twice, shape)
-
-    def waits(p, stage, replica):
-        if stage == 0:
-            yield from [Forward(0), Backward(0), Forward(1), Backward(1), Update(0)]
-        else:
-            yield from [Forward(1), Forward(0), Backward(0), Backward(1), Update(0)]
-
-    with pytest.raises(
-        PipelineError, match=r"deadlock: stage 0 replica 0 waits in B0 for B0 of stage 1"
-    ):
-        replay(waits, shape)
+    return generate
 
 
-def test_messages_that_overtake_are_refused():
-    shape = Pipeline((1, 1), 2)
+#: Two replicas, which take turns.
+TURNS = "F0 B0 U0 F2 B2 U1", "F1 B1 U0 F3 B3 U1"
+MISTAKES = [
+    ((1, 1), ["F0 F0 F1 B0 B1 U0"] * 2, "forward pass of micro-batch 0 .* not 2 times"),
+    ((1, 1), ["F0 B0 F1 B1 U0", "F1 F0 B0 B1 U0"],
+     "deadlock: stage 0 replica 0 waits in B0 for B0 of stage 1"),
+    ((1, 1), ["F0 F1 B0 B1 U0", "F1 F0 B0 B1 U0"],
+     r"stage 0 sends activations \[0, 1\].*awaits \[1, 0\]"),
+    # It needs micro-batch 2 before it gives back 1.
+    ((2, 1), [*TURNS, "F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 B3 U3"],
+     "waits in U0 for B1 of stage 0 replica 1"),
+]  # fmt: skip
 
-    def crossed(p, stage, replica):
-        order = [0, 1] if stage == 0 else [1, 0]
-        yield from map(Forward, order)
-        yield from map(Backward, [0, 1])
-        yield Update(0)
 
-    with pytest.raises(PipelineError, match=r"stage 0 sends activations \[0, 1\].*awaits \[1, 0\]"):
-        replay(crossed, shape)
+@pytest.mark.parametrize(("replicas", "rows", "why"), MISTAKES)
+def test_waits_messages_that_overtake_and_repeated_passes_are_named(replicas, rows, why):
+    with pytest.raises(PipelineError, match=why):
+        replay(written(*rows), Pipeline(replicas, 2 * replicas[0]))
+
+
+def test_replicas_wait_for_each_other_in_sums():
+    rows = [*TURNS, "F0 B0 U0 F1 B1 U1 F2 B2 U2 F3 B3 U3"]
+    ends = [((0, 0), Backward(2)), ((0, 1), Backward(3))]
+    assert replay(written(*rows), Pipeline((2, 1), 4)).sums[0, 1] == ends
 
 
 def test_the_age_of_weights_without_draining():
@@ -157,41 +159,6 @@ def test_replicas_of_unequal_stages_are_never_idle_once_the_pipeline_is_full(rep
     assert many - few == 3 * 6 * each
 
 
-def test_replicas_that_wait_for_each_other_in_a_sum_are_found():
-    def turns(pipeline, stage, replica, ahead=0):
-        own = pipeline.own(stage, replica)
-        yield from map(Forward, own[:ahead])
-        for number, m in enumerate(own):
-            yield from map(Forward, own[number + ahead : number + ahead + 1])
-            yield from [Backward(m), Update(number)]
-
-    def deeper(pipeline, stage, replica):  # needs micro-batch 2 before it gives back 1
-        if stage == 0:
-            yield from turns(pipeline, stage, replica)
-        else:
-            forward = [Forward(0), Forward(1), Backward(0), Update(0), Forward(2), Backward(1)]
-            yield from [
-                *forward,
-                Update(1),
-                Forward(3),
-                Backward(2),
-                Update(2),
-                Backward(3),
-                Update(3),
-            ]
-
-    ends = [((0, 0), Backward(2)), ((0, 1), Backward(3))]
-    assert replay(turns, Pipeline((2, 1), 4)).sums[0, 1] == ends
-    with pytest.raises(PipelineError, match="waits in U0 for B1 of stage 0 replica 1"):
-        replay(deeper, Pipeline((2, 1), 4))
-
-
-@pytest.mark.parametrize("schedule", SYNCHRONOUS, ids=lambda s: s.name)
-def test_weights_have_no_age_where_the_pipeline_drains(schedule):
-    report = replay(schedule.generate, pipeline(schedule.name, 4, 8))
-    assert set(report.staleness.values()) == {0}
-
-
 def test_slow_messages_and_slow_stages_take_their_time():
     shape = Pipeline((1, 1), 1)
     generate = SCHEDULES["gpipe"].generate
@@ -201,21 +168,16 @@ def test_slow_messages_and_slow_stages_take_their_time():
     assert slow.bubble == pytest.approx(1 - (3 + 12) / 30)
 
 
-def test_text_and_picture(tmp_path):
+def test_text():
     shape = Pipeline((1, 1), 3)
     found = simulate(SCHEDULES["1f1b"].generate, shape, PassTimes(1, 1, 1))
     assert draw.text(found, shape, 1.0).splitlines() == [
-        "   stage 0 F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2".replace(".. .. B0", ".. .. B0"),
+        "   stage 0 F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2",
         "   stage 1 .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",
     ]
     cut = SCHEDULES["interleaved"].pipeline((1, 1), 2, 2)
     found_cut = simulate(SCHEDULES["interleaved"].generate, cut, PassTimes(1, 1, 1))
     assert "F0.0 F1.0 F0.1 F1.1" in draw.text(found_cut, cut, 0.5)
-    rows = [
-        (f"stage {stage}", [b for b in found.blocks if b.place[0] == stage]) for stage in (0, 1)
-    ]
-    draw.picture(rows, tmp_path / "gantt.png", "1F1B")
-    assert (tmp_path / "gantt.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(("name", "part"), [slow_case("v_half", 1 / 2), ("v_min", 1 / 3)])
@@ -243,12 +205,7 @@ def test_gradients_are_summed_in_the_order_of_the_micro_batches(name):
     [
         ("interleaved", 2, (1, 3), "deadlock: .*; take 1f1b or zero_bubble for stages of unequal"),
         ("interleaved", 2, (1, 1), "multiples of the 2 stages, not 3; set train.micro_batches$"),
-        (
-            "zb_v",
-            1,
-            (2, 1),
-            "equally many replicas of each stage; take 1f1b or zero_bubble for 2-1$",
-        ),
+        ("zb_v", 1, (2, 1), "equally many replicas of each stage; take 1f1b or zero_.* for 2-1$"),
     ],
 )
 def test_a_schedule_that_does_not_fit_the_stages_says_what_to_set(name, chunks, replicas, why):

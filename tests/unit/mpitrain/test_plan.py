@@ -2,6 +2,7 @@
 
 import random
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,43 +111,45 @@ EXCHANGES = [
 ]
 
 
-def shape_of(found):
-    return found.data, found.zero, found.micro_batches, found.recompute
+def only(config, *shape):
+    """Refuses layouts of another shape."""
+    refuses = refusal(config)
+
+    def why(own):
+        other = (own.data, own.zero, own.micro_batches, own.recompute) != shape
+        return refuses(own) or "another" * other
+
+    return why
 
 
 @pytest.mark.parametrize(("tables", "parallel", "times"), EXCHANGES)
 def test_what_replicas_exchange_is_priced(tables, parallel, times):
     """Eight replicas on two nodes, in the search and in the plan."""
-    plain, changed = job(), job(**parallel, tables=tables)
     found = []
-    for config in (plain, changed):
+    for config in (job(), job(**parallel, tables=tables)):
         own = load_job(config, "plan")
         search = own.search(MACHINE, is_counted=True)
         step = planned(own, search, config).step
-        shape, refuses = (8, config.parallel.zero, 1, False), refusal(config)
-        (ran,) = search.fastest(
-            1,
-            lambda own, shape=shape, refuses=refuses: (
-                refuses(own) or "another" * (shape_of(own) != shape)
-            ),
-        )
+        (ran,) = search.fastest(1, only(config, 8, config.parallel.zero, 1, False))
         assert (ran.step.seconds, ran.step.memory) == (step.seconds, step.memory)
         found.append(step)
     ratio = found[1].sent["gradients"] / found[0].sent["gradients"]
     assert ratio == pytest.approx(times, rel=0.02)
 
 
+def step_of(config, machine=MACHINE):
+    """What a plan predicts of a step, and the bytes of the model's parameters."""
+    own = load_job(config, "plan")
+    return planned(own, own.search(machine, is_counted=True), config).step, 4 * own.model.size
+
+
 def test_workers_that_meet_rarely_wait_for_a_part_of_an_exchange():
     """In each tenth step, an all-reduce that no backward pass hides."""
     config = job(tables={"sync": {"kind": "local", "period": 10}})
-    own = load_job(config, "plan")
-    search = own.search(replace(MACHINE, call=0.0), is_counted=True)
-    step = planned(own, search, config).step
-    nbytes, ranks = 4 * own.model.size, 8
-    every = 2 * (ranks - 1) * (MACHINE.network.alpha + MACHINE.network.beta * nbytes / ranks)
+    step, nbytes = step_of(config, replace(MACHINE, call=0.0))
+    every = 2 * 7 * (MACHINE.network.alpha + MACHINE.network.beta * nbytes / 8)
     assert step.seconds - step.computing == pytest.approx(every / 10)
-    delayed = job(tables={"sync": {"kind": "delayed", "period": 10, "delay": 10}})
-    late = planned(own, load_job(delayed, "plan").search(MACHINE, is_counted=True), delayed).step
+    late, _ = step_of(job(tables={"sync": {"kind": "delayed", "period": 10, "delay": 10}}))
     assert late.seconds - late.computing < every / 10
     # Weights, gradients, velocity; the anchor, means, and the updates under way.
     assert late.memory[0] - step.memory[0] == pytest.approx(2 * nbytes)
@@ -154,11 +157,8 @@ def test_workers_that_meet_rarely_wait_for_a_part_of_an_exchange():
 
 def sent(**changed):
     """Bytes that a rank sends, by purpose, and those of its parameters."""
-    config = job(**changed)
-    own = load_job(config, "plan")
-    search = own.search(MACHINE, is_counted=True)
-    found = planned(own, search, config).step.sent
-    return {key: value for key, value in found.items() if value}, 4 * own.model.size
+    step, nbytes = step_of(job(**changed))
+    return {key: value for key, value in step.sent.items() if value}, nbytes
 
 
 @pytest.mark.parametrize(("zero", "times"), [(0, 2), (1, 2), (2, 4 + 1), (3, 3 * 4)])
@@ -196,58 +196,59 @@ EXCHANGED = [
 @pytest.mark.parametrize(("purpose", "passes", "config"), EXCHANGED)
 def test_what_is_computed_again_is_exchanged_again(purpose, passes, config):
     again = structs.replace(config, parallel=structs.replace(config.parallel, recompute=True))
-    search = load_job(config, "plan").search(MACHINE, is_counted=True)
-    once, more = (planned(load_job(one, "plan"), search, one) for one in (config, again))
-    forward = once.step.sent[purpose] / passes
-    assert more.step.sent[purpose] == pytest.approx((passes + 1) * forward)
+    once, more = (step_of(one)[0].sent[purpose] for one in (config, again))
+    assert more == pytest.approx((passes + 1) / passes * once)
 
 
 def test_calls_and_latencies_are_paid_for_each_message():
-    def seconds(machine, **parallel):
-        config = job(4, **parallel)
-        own = load_job(config, "plan")
-        return planned(own, own.search(machine, is_counted=True), config).step
+    def beside_computing(machine, **parallel):
+        """In calls, without the two of each of four micro-batches."""
+        step, _ = step_of(job(4, **parallel), machine)
+        return (step.seconds - step.computing) / machine.call - 2 * 4
 
-    alone = Machine(1, 1, 1e9, call=1e-3)
-    step = seconds(alone)
-    assert step.seconds - step.computing == pytest.approx(2 * 4 * 1e-3)
+    assert beside_computing(Machine(1, 1, 1e9, call=1e-3)) == pytest.approx(0, abs=1e-9)
     free = LinkCost(0.0, 0.0)
     two = Machine(2, 2, 1e9, inside=free, network=free, call=1e-3)
-    passes = 2 * 4e-3
     # Sums of four a block, of the embedding, the head and, twice, the loss; or two calls for each.
     for sequence, calls in ((False, 4 * 4 + 2 + 2), (True, 2 * (4 * 4 + 2 + 2))):
-        step = seconds(two, tensor=2, sequence=sequence)
-        assert step.seconds - step.computing == pytest.approx(passes + 4 * calls * 1e-3)
+        found = beside_computing(two, tensor=2, sequence=sequence)
+        assert found == pytest.approx(4 * calls)
     layers = 6
     for zero, calls in ((0, 1), (2, layers * (4 + 1)), (3, layers * 3 * 4)):
-        step = seconds(two, zero=zero)
-        assert step.seconds - step.computing == pytest.approx(passes + calls * 1e-3)
+        assert beside_computing(two, zero=zero) == pytest.approx(calls)
 
 
-def test_layouts_stand_side_by_side(capsys):
-    words = ["plan", "digits_mlp", "-n", "4", "--set", "train.batch_size=64", "--flops", "1e9"]
-    words += ["--set", "parallel.zero=3", "--set", "parallel.prefetch=false"]  # of its own layout
-    assert main([*words, "--against", "data=2,pipe=2", "--against", "tensor=4 zero=0"]) == 0
-    rows = capsys.readouterr().out.split("sent a rank  layout\n")[1].splitlines()
+@pytest.fixture
+def plan(capsys):
+    """Function that gives the words of a plan, or of its error if that is asked for."""
+
+    def told(words, status=0):
+        assert main(["plan", *shlex.split(words)]) == status
+        return capsys.readouterr()[status > 0]
+
+    return told
+
+
+def test_layouts_stand_side_by_side(plan):
+    words = "digits_mlp -n 4 --set train.batch_size=64 --flops 1e9 "
+    words += "--set parallel.zero=3 --set parallel.prefetch=false --against "  # of its own layout
+    told = plan(words + "data=2,pipe=2 --against 'tensor=4 zero=0'")
+    rows = told.split("sent a rank  layout\n")[1].splitlines()
     assert [row.split("  ")[-1].split(",")[0] for row in rows] == [
         "data 4 x pipe 1 x tensor 1",
         "data 2 x pipe 2 x tensor 1",
         "data 1 x pipe 1 x tensor 4",
     ]
-    assert main([*words, "--against", "data=3"]) == 2
-    assert "data 3 x pipe 1 x tensor 1 needs 3 ranks" in capsys.readouterr().err
-    assert main([*words, "--against", "dat=4"]) == 2
-    assert "did you mean" in capsys.readouterr().err
+    assert "data 3 x pipe 1 x tensor 1 needs 3 ranks" in plan(words + "data=3", 2)
+    assert "did you mean" in plan(words + "dat=4", 2)
 
 
-def test_a_tied_tensor_of_a_stage_counts_once(capsys):
-    words = ["plan", "gpt_data", "--flops", "1e9", "-n"]
-    assert main([*words, "1"]) == 0
-    whole = capsys.readouterr().out
+def test_a_tied_tensor_of_a_stage_counts_once(plan):
+    whole = plan("gpt_data --flops 1e9 -n 1")
     assert "  209024 parameters, " in whole and "this machine has" not in whole
-    assert main([*words, "2", "--set", "parallel.pipe=2"]) == 0
-    stages = map(int, re.findall(r"^  (\d+) parameters", capsys.readouterr().out, re.MULTILINE))
-    assert sum(stages) == 209024 + 76 * 64
+    told = plan("gpt_data --flops 1e9 -n 2 --set parallel.pipe=2")
+    stages = re.findall(r"^  (\d+) parameters", told, re.MULTILINE)
+    assert sum(map(int, stages)) == 209024 + 76 * 64
 
 
 def test_servers_wait_at_their_links():
@@ -285,40 +286,32 @@ def test_what_is_not_given_of_a_machine_is_measured(monkeypatch, capsys, words, 
     assert found.call == pytest.approx(call)
 
 
-def test_what_does_not_fit_in_memory_is_said(capsys):
-    words = ["plan", "digits_mlp", "-n", "4", "--flops", "1e9", "--set", "train.batch_size=64"]
-    assert main([*words, "--against", "pipe=2,data=2"]) == 0
-    told = capsys.readouterr().out
+def test_what_does_not_fit_in_memory_is_said(plan):
+    words = "digits_mlp -n 4 --flops 1e9 --set train.batch_size=64 --against pipe=2,data=2"
+    told = plan(words)
     assert "beyond" not in told
     held = [float(row.split()[4]) for row in told.splitlines() if "  data " in row]
     assert held[1] < held[0]
-    between = str(sum(held) / 2)
-    assert main([*words, "--against", "pipe=2,data=2", "--memory", between]) == 0
-    told = capsys.readouterr().out
+    told = plan(f"{words} --memory {sum(held) / 2}")
     assert f"beyond --memory: a rank of stage 0 holds {held[0]:.3g} GiB" in told
     rows = [row for row in told.splitlines() if "  data " in row]
     assert ["beyond --memory" in row for row in rows] == [True, False]
-    assert main([*words, "--against", "pipe=2,data=2", "--memory", str(held[1] / 2)]) == 0
-    assert capsys.readouterr().out.count("micro-batches, beyond --memory") == 2
-    assert main(["plan", "server", "-n", "3", "--flops", "1e9", "--memory", "1e-5"]) == 0
-    told = capsys.readouterr().out
-    assert "beyond --memory: a worker holds" in told
-    assert "beyond --memory: a server holds" in told
+    told = plan(f"{words} --memory {held[1] / 2}")
+    assert told.count("micro-batches, beyond --memory") == 2
+    told = plan("server -n 3 --flops 1e9 --memory 1e-5")
+    assert all(f"beyond --memory: a {role} holds" in told for role in ("worker", "server"))
 
 
-def test_a_plan_of_servers(capsys):
-    assert main(["plan", "server", "-n", "3", "--flops", "1e9"]) == 0
-    told = capsys.readouterr().out
+def test_a_plan_of_servers(plan):
+    told = plan("server -n 3 --flops 1e9")
     assert "3 ranks: 2 workers, 1 server, asynchronous" in told
     assert "a worker pulls 35.9 kB and pushes 35.9 kB a step; a server moves 144 kB" in told
     assert "operations for each byte of gradients" in told
-    assert main(["plan", "digits_mlp", "-n", "8", "--flops", "1e12", "--network", "50,1"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = plan("digits_mlp -n 8 --flops 1e12 --network 50,1").splitlines()[-1]
     assert "1.00 times this sum of gradients'" in line and "; take" not in line
-    assert main(["plan", "server", "-n", "1"]) == 2
-    assert "leaves no worker; start 2 ranks or more" in capsys.readouterr().err
-    assert main(["plan", "server", "-n", "3", "--flops", "1e9", "--against", "recompute=true"]) == 2
-    assert "--against: workers and servers have one layout" in capsys.readouterr().err
+    assert "leaves no worker; start 2 ranks or more" in plan("server -n 1", 2)
+    told = plan("server -n 3 --flops 1e9 --against recompute=true", 2)
+    assert "--against: workers and servers have one layout" in told
 
 
 OWN = """
@@ -332,28 +325,27 @@ def data():
     x = torch.randn(64, 8)
     return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), None
 """
+JOB = """
+own = {model = "mine.py:model", data = "mine.py:data"}
+loss.name = "mean_squared_error"
+train = {batch_size = 16, epochs = 1}
+optim.name = "sgd"
+"""
 
 
 @pytest.mark.slow
-def test_a_model_of_the_program_is_timed(tmp_path, capsys):
+def test_a_model_of_the_program_is_timed(tmp_path, plan):
     pytest.importorskip("torch")
     (tmp_path / "mine.py").write_text(OWN)
     file = tmp_path / "job.toml"
-    file.write_text(
-        '[own]\nmodel = "mine.py:model"\ndata = "mine.py:data"\n'
-        '[loss]\nname = "mean_squared_error"\n'
-        '[train]\nbatch_size = 16\nepochs = 1\n[optim]\nname = "sgd"\n'
-    )
-    assert main(["plan", str(file), "-n", "2", "--against", "pipe=2"]) == 0
-    told = capsys.readouterr().out
-    assert f"{8 * 64 + 64 + 64 + 1} parameters" in told
-    assert "data 1 x pipe 2 x tensor 1" in told
+    file.write_text(JOB)
+    told = plan(f"{file} -n 2 --against pipe=2")
     work, weights = 3 * 2 * (8 * 64 + 64), 8 * 64 + 64 + 64 + 1
+    assert f"{weights} parameters" in told and "data 1 x pipe 2 x tensor 1" in told
     assert f"arithmetic intensity: {digits(8 * work / (4 * weights))} operations" in told
     assert f"{64 * work:.3g} operations" in told
     assert main(["search", str(file), "-n", "2"]) == 0
-    assert main(["plan", str(file), "-n", "2", "--flops", "1e9"]) == 2
-    assert "has no shapes to count operations from" in capsys.readouterr().err
+    assert "has no shapes to count operations from" in plan(f"{file} -n 2 --flops 1e9", 2)
 
 
 def test_operations_of_attention_are_counted_forward_and_backward():

@@ -10,21 +10,8 @@ import pytest
 from mpitrain.commands.arguments import parse
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
-from mpitrain.metrics import recorder
+from mpitrain.metrics import recorder, records
 from mpitrain.metrics.reader import read_records
-from mpitrain.metrics.records import (
-    Back,
-    Epoch,
-    RankTime,
-    Resumed,
-    Saved,
-    Skipped,
-    Start,
-    Step,
-    Straggler,
-    Summary,
-    Times,
-)
 from mpitrain.metrics.trace import Span, chrome, read_trace
 from mpitrain.report import facts, figures, page, write_report
 
@@ -36,20 +23,17 @@ def written(tmp_path):
     stages = [["a", "<b>"], ["c"]]
     processes = ["a:1", "b:2"]
     with recorder(job, steps=3) as write:
-        write(Start(2, processes, "data 1 x pipe 2", stages, "ring", "asked", 7, told))
+        write(records.Start(2, processes, "data 1 x pipe 2", stages, "ring", "asked", 7, told))
         for step in range(1, 4):
-            write(Step(step, 0, 8, 10.0**-step, 0.5, 0.1, 0.25, 32.0, 0.2, 0.3))
-        write(Straggler(3, 1, "b", 2.5))
-        write(Skipped(4, "rank 1: <script>", 2.0))
-        write(Resumed(4, "there", ["newer: torn"]))
-        write(Saved(4, "there", 0.5))
-        write(Epoch(0, 1.5, {"accuracy": 0.5}))
-        times = [
-            RankTime(0, 0, 0.1, 0.05, {1: 0.5}, 0.1, 2 * 10**8),
-            RankTime(1, 0, 0.7, 0.02, {}, 0.0, 10**8),
-        ]
-        write(Times(times))
-        write(Summary(1.25, 2, "ring", "asked", 100.0, 0.2, metrics={"accuracy": 0.75}))
+            write(records.Step(step, 0, 8, 10.0**-step, 0.5, 0.1, 0.25, 32.0, 0.2, 0.3))
+        write(records.Straggler(3, 1, "b", 2.5))
+        write(records.Skipped(4, "rank 1: <script>", 2.0))
+        write(records.Resumed(4, "there", ["newer: torn"]))
+        write(records.Saved(4, "there", 0.5))
+        write(records.Epoch(0, 1.5, {"accuracy": 0.5}))
+        late = records.RankTime(1, 0, 0.7, 0.02, {}, 0.0, 10**8)
+        write(records.Times([records.RankTime(0, 0, 0.1, 0.05, {1: 0.5}, 0.1, 2 * 10**8), late]))
+        write(records.Summary(1.25, 2, "ring", "asked", 100.0, 0.2, metrics={"accuracy": 0.75}))
     return tmp_path
 
 
@@ -151,8 +135,8 @@ def test_the_page_asks_for_nothing_from_the_network(whole):
 
 def test_the_slowest_is_who_spends_least_in_meetings():
     """Three ranks wait 8 s for rank 2 in sums of gradients and 1 s at the ends of steps."""
-    times = [RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]
-    times[2] = RankTime(0, 0, 10.0, 0.5, {}, 0.0, 0)
+    times = [records.RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]
+    times[2] = records.RankTime(0, 0, 10.0, 0.5, {}, 0.0, 0)
     found = facts.ranks(times)
     assert facts.waited_for(found) == {2: 27.0}
     assert [rank.seconds for rank in found] == [10.5] * 4
@@ -160,7 +144,7 @@ def test_the_slowest_is_who_spends_least_in_meetings():
 
 
 def test_no_rank_is_named_for_the_noise_of_a_machine():
-    times = [RankTime(0, 0, 10.0 + 0.1 * rank, 1.0 - 0.1 * rank, {}, 0.0, 0) for rank in range(3)]
+    times = [records.RankTime(0, 0, 10.0 + off, 1.0 - off, {}, 0.0, 0) for off in (0.0, 0.1, 0.2)]
     assert "by all ranks" not in page._times(facts.ranks(times))
 
 
@@ -205,13 +189,12 @@ def test_a_continued_run_keeps_what_it_reported(folder):
     job = Config(run=Run(dir=str(folder), log_every=1000))
     with recorder(job, steps=3, done=2) as write:
         write(read_records(folder / "metrics.jsonl").start())
-        write(Step(3, 0, 8, 9.0, 0.5, 0.1, 0.25, 32.0, 0.2))
-        write(Back(2, 3, "high", [3], 1))
-        write(Epoch(0, 0.5, {"mae": 0.25}))
+        write(records.Step(3, 0, 8, 9.0, 0.5, 0.1, 0.25, 32.0, 0.2))
+        write(records.Back(2, 3, "high", [3], 1))
+        write(records.Epoch(0, 0.5, {"mae": 0.25}))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    assert [line.split('"step":')[1][0] for line in lines if '"event":"step"' in line] == list(
-        "123"
-    )
+    steps = [line.split('"step":')[1][0] for line in lines if '"event":"step"' in line]
+    assert steps == ["1", "2", "3"]
     assert '"loss":9.0' in lines[-3]
     text = " ".join(visible(write_report(folder).read_text()).split())
     assert "writes the time of each rank when it ends" in text
@@ -220,8 +203,8 @@ def test_a_continued_run_keeps_what_it_reported(folder):
 
 
 def test_metrics_of_the_last_test_may_be_others():
-    tests = [(1, Epoch(0, 0.5, {"accuracy": 0.5})), (2, Epoch(1, 0.5, {"mae": 0.25}))]
-    assert "mae in tests: 0.25" in visible(figures.losses([], tests))
+    tests = [records.Epoch(n, 0.5, {name: 0.25}) for n, name in enumerate(("accuracy", "mae"))]
+    assert "mae in tests: 0.25" in visible(figures.losses([], [*enumerate(tests, 1)]))
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):
@@ -248,14 +231,8 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
         assert "\ninterleaved: " in out and "\nzero_bubble: " in out and "\nv_min: " in out
         assert run_offline(parse(["schedules", "interleaved", *shape.split()])) == 2
     capsys.readouterr()
-    for flags in (
-        "--times 0 0 0",
-        "--times 1 -1 1",
-        "--times nan 1 1",
-        "-p 0",
-        "-m -2",
-        "--chunks 0",
-    ):
+    times = (f"--times {three}" for three in ("0 0 0", "1 -1 1", "nan 1 1"))
+    for flags in (*times, "-p 0", "-m -2", "--chunks 0"):
         with pytest.raises(SystemExit, match="2"):
             parse(["schedules", *flags.split()])
     assert re.search("0' is no .*number above 0\n$", capsys.readouterr().err)

@@ -41,12 +41,6 @@ def test_sums_are_rotated_back_and_are_exact_where_halves_are():
     np.testing.assert_array_equal(unrotate(total, 900, signs), ranks.sum(0))
 
 
-def test_a_spike_is_spread_evenly():
-    spike = np.zeros(1000, np.float32)
-    spike[17] = 32
-    np.testing.assert_array_equal(np.abs(rotate(spike, random_signs(1024, 1))), 1)
-
-
 def test_signs_are_of_their_words_and_as_often_plus_as_minus():
     signs = random_signs(10_000, 1, "w")
     np.testing.assert_array_equal(signs, random_signs(10_000, 1, "w"))

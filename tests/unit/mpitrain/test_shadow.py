@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+import re
 import threading
 from copy import deepcopy
 from functools import partial
@@ -23,7 +24,7 @@ from mpitrain.data.generators import random_states
 from mpitrain.memory import available
 from tests.cases import mostly_slow
 from tests.zoo.mistakes import KINDS
-from tests.zoo.parts import Of
+from tests.zoo.parts import Of, graded, teacher
 from tests.zoo.programs import Program
 
 nn, F = torch.nn, torch.nn.functional
@@ -31,20 +32,14 @@ X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5))
 Y = X.sin().sum(1, keepdim=True)
 
 
-class Between(nn.Module):
-    """Computes ``f(module, x)`` between two layers."""
+def between(f, norm=nn.Identity, kind=Of, outputs=1):
+    """Makes a module that computes ``f(module, x)`` between two layers."""
 
-    def __init__(self, f, norm):
-        super().__init__()
-        self.a, self.f, self.b = nn.Linear(6, 6), f, nn.Linear(6, 1)
-        self.norm = norm()
+    def make():
+        parts = {"a": nn.Linear(6, 6), "b": nn.Linear(6, outputs), "norm": norm()}
+        return kind(lambda m, x: m.b(f(m, m.a(x).tanh())), **parts)
 
-    def forward(self, x):
-        return self.b(self.f(self, self.a(x).tanh()))
-
-
-def between(f, norm=nn.Identity):
-    return lambda: Between(f, norm)
+    return make
 
 
 def plain():
@@ -95,10 +90,7 @@ class Around(torch.optim.Optimizer):
 
 
 def unit(module, x):
-    y = x * 1
-    if y.requires_grad:
-        y.register_hook(lambda g: g / g.norm())
-    return y
+    return graded(module, x, lambda module, g: g / g.norm())
 
 
 def remembering():
@@ -218,17 +210,14 @@ def keeping(module, x):
 
 
 def graphed():
-    module = Between(keeping, nn.Identity)
+    module = between(keeping)()
     module.kept = module.a(torch.ones(6))
     return module
 
 
 def clamping(module, x):
     """A backward pass that is not linear."""
-    y = x * 1
-    if y.requires_grad:
-        y.register_hook(lambda g: g.clamp(-1e-2, 1e-2))
-    return y
+    return graded(module, x, lambda module, g: g.clamp(-1e-2, 1e-2))
 
 
 class Tied(nn.Module):
@@ -252,12 +241,6 @@ def again():
     inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh())
     checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
     return Of(lambda m, x: checkpoint(m.inner, x), inner=inner)
-
-
-def noisy():
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.Dropout(0.3), nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), nn.Linear(8, 1)
-    )
 
 
 def counted(outputs, labels):
@@ -326,7 +309,7 @@ def test_what_is_right_is_let_be_and_keeps_its_bits(tmp_path, caplog, kind):
     assert "8 steps are as in plain torch" in told
 
 
-class OwnLoss(Between):
+class OwnLoss(Of):
     def forward(self, x, labels):
         return {"loss": F.cross_entropy(super().forward(x), labels)}
 
@@ -340,15 +323,10 @@ class OwnLoss(Between):
     ids=["a clamp under counts that come too late", "samples mixed beside batch norm"],
 )
 def test_of_a_models_own_loss_it_is_told_as_well(tmp_path, f, norm, words):
-    def model():
-        module = OwnLoss(f, norm)
-        module.b = nn.Linear(6, 3)
-        return module
-
     labels = torch.where(torch.arange(24) % 4 == 1, -100, torch.arange(24) % 3)
     data = [{"x": x, "labels": y} for x, y in zip(X, labels)]
     with pytest.raises(ConfigError, match=rf"step 1: .*{words}"):
-        fitted(tmp_path, model, "model", data=data)
+        fitted(tmp_path, between(f, norm, OwnLoss, 3), "model", data=data)
 
 
 def no_threes(module, x):
@@ -373,14 +351,6 @@ def test_a_loss_that_goes_backward_itself_is_told(tmp_path):
             fitted(tmp_path, loss=beside, shadow=steps)
 
 
-def following(module, x):
-    """A teacher, which follows in training."""
-    if module.training:
-        with torch.no_grad():
-            module.norm.weight.lerp_(module.a.weight, 0.1)
-    return x + module.norm(x)
-
-
 READS = (
     lambda weight: weight.square().sum(),
     lambda weight: torch.cat([weight, weight]).square().sum(),
@@ -391,11 +361,10 @@ READS = (
 @pytest.mark.parametrize("steps", [8, 0])
 @pytest.mark.parametrize("reads", READS)
 def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path, steps, reads):
-    net = Between(following, lambda: nn.Linear(6, 6).requires_grad_(False)).double()
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), teacher(), nn.Linear(6, 1)).double()
+    loss = lambda y, t: F.mse_loss(y, t) + reads(net[2].slow.weight)  # noqa: E731
     with pytest.raises(ConfigError, match=r"step 1: loss: .* reads constants that the module"):
-        fitted(
-            tmp_path, net, shadow=steps, loss=lambda y, t: F.mse_loss(y, t) + reads(net.norm.weight)
-        )
+        fitted(tmp_path, net, loss, shadow=steps)
 
 
 def leaving(module, x):
@@ -423,7 +392,7 @@ def test_each_item_of_a_loader_without_batches_is_a_step(tmp_path):
 
 @pytest.mark.parametrize("cuts", [[], ["a"]])
 def test_trials_leave_no_trace(tmp_path, cuts):
-    module = Between(leaving, nn.Identity)
+    module = between(leaving)()
     module.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
     before = random_states()
     given = {"model": module, "cuts": cuts, "loss": F.mse_loss, "optimizer": sgd, "shadow": 0}
@@ -441,37 +410,32 @@ class Uncopied(nn.Linear):
         self.lock = threading.Lock()
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"model": Uncopied}, "cannot pickle"),
-        ({"model": noisy, "random": "local"}, "run.random = 'local'"),
-    ],
-)
-def test_where_nothing_can_be_compared_a_line_says_so(tmp_path, caplog, given, why):
-    fitted(tmp_path, **given)
-    (told,) = lines(caplog)
-    assert told.startswith("run.shadow is off") and why in told
+def some_count(count):
+    """A loss over what counts, and data of which the samples count whose number is such a one."""
+    y = torch.where(count(torch.arange(24))[:, None], Y.abs() + 1, -1)
+    return {"loss": counted, "data": torch.utils.data.DataLoader([*zip(X, y)], 8)}
 
 
-def test_steps_whose_samples_do_not_count_are_left_out(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "mpitrain")
-    y = torch.where(torch.arange(24)[:, None] < 4, -1, Y.abs() + 1)  # in each third step
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
-    fitted(tmp_path, loss=counted, data=data, epochs=3)
-    (told,) = lines(caplog)
-    assert "5 steps are as in plain torch" in told
+def step_lr(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
 @pytest.mark.filterwarnings("error:Detected call of")
-def test_a_warning_says_that_nothing_was_compared_and_why(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "mpitrain")
-    y = torch.where(torch.arange(24)[:, None] % 8 < 4, -1, Y.abs() + 1)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), 8)
-    schedule = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
-    fitted(tmp_path, loss=counted, data=data, shadow=1, schedule=schedule)
+@pytest.mark.parametrize(
+    ("level", "given", "words"),
+    [
+        ("WARNING", {"model": Uncopied}, "is off.* cannot pickle"),
+        ("WARNING", {"model": normed, "random": "local"}, "is off.* run.random = 'local'"),
+        ("INFO", some_count(lambda n: n > 3) | {"epochs": 3}, "5 steps are as in plain torch"),
+        ("WARNING", some_count(lambda n: n % 8 > 3) | {"shadow": 1, "schedule": step_lr},
+         ": nothing was compared.* no finite loss"),
+    ],
+)  # fmt: skip
+def test_a_line_says_what_was_not_compared(tmp_path, caplog, level, given, words):
+    caplog.set_level(level, "mpitrain")
+    fitted(tmp_path, **given)
     (told,) = lines(caplog)
-    assert told.startswith("run.shadow: nothing was compared") and "no finite loss" in told
+    assert re.match(f"run.shadow.*{words}", told)
 
 
 def test_a_comparison_that_takes_long_ends_with_a_line(tmp_path, caplog, monkeypatch):

@@ -68,35 +68,18 @@ def model(name):
     return getattr(transformers, f"AutoModelFor{kind}").from_config(config)
 
 
-class Rows(torch.utils.data.Dataset):
-    """Texts, with padding and labels of -100, or images."""
-
-    def __init__(self, images):
-        draw = torch.Generator().manual_seed(1)
-        self.words = torch.randint(3, 61, (12, 9), generator=draw)
-        mask = torch.arange(9) < torch.randint(4, 10, (12, 1), generator=draw)
-        self.words, self.mask = self.words * mask, mask.long()
-        self.pictures = torch.randn(12, 3, 8, 8, generator=draw) if images else None
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, i):
-        if self.pictures is not None:
-            return {"pixel_values": self.pictures[i], "labels": i % 3}
-        labels = torch.where(self.mask[i] > 0, self.words[i], -100)
-        return {"input_ids": self.words[i], "attention_mask": self.mask[i], "labels": labels}
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"), mostly_slow(product(ALL, ("float32", "float64")), QUICK)
 )
 def test_a_model_takes_two_steps_as_in_plain_torch(tmp_path, caplog, name, dtype):
     pytest.importorskip("transformers", reason="transformers is not installed")
+    from tests.mpi.mpitrain.test_transformers import Images, Texts
+
+    data = Images if ALL[name][0] == "ImageClassification" else Texts
     caplog.set_level(logging.INFO, "mpitrain")
     with mpitrain.Trainer(
         MPI.COMM_SELF, model=lambda: model(name).to(getattr(torch, dtype)),
-        train_data=Rows(ALL[name][0] == "ImageClassification"), loss="model", dtype=dtype,
+        train_data=data(12, seed=1), loss="model", dtype=dtype,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), dir=str(tmp_path),
         batch_size=4, steps=2, epochs=1, shadow=2,
     ) as trainer:  # fmt: skip

@@ -41,6 +41,13 @@ launch() { printf '%s\\n' "$@"; }
 PBS = {**FILES, "train.pbs": (ROOT / "jobs/train.pbs").read_text(), "again.sh": "", "pbs.sh": ""}
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The folder of a test, with a program in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
 def test_the_script_that_is_submitted():
     asked = JobRequest(
         nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8, qos="high",
@@ -49,10 +56,8 @@ def test_the_script_that_is_submitted():
     )  # fmt: skip
     settings = {"MPITRAIN_SITE": "here", "MPITRAIN_PYTHON": "/a b/python"}
     words = ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"]
-    made = render(
-        FILES, asked, words, settings=settings, modules=["gcc/12"], before=["ulimit -c 0"]
-    )
-    assert made == (
+    more = {"settings": settings, "modules": ["gcc/12"], "before": ["ulimit -c 0"]}
+    assert render(FILES, asked, words, **more) == (
         "#!/bin/bash\n"
         "# Written by mpitrain submit; what it needs of jobs/ is in it.\n"
         "#SBATCH --nodes=4\n"
@@ -115,9 +120,7 @@ def test_times_are_read_as_slurm_reads_them(time, expected):
 def test_arguments_arrive_as_they_were(tmp_path):
     words = ["a b", "$(touch hurt)", "`touch hurt`", "'", '"', "\\", "*", "--set", "ü"]
     script = render(FILES, JobRequest(), words, settings={"MPITRAIN_IMAGE": "$(touch hurt) 'x"})
-    done = subprocess.run(
-        ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == words
     assert not (tmp_path / "hurt").exists()
 
@@ -144,9 +147,8 @@ def test_arguments_arrive_as_they_were(tmp_path):
     ],
 )
 def test_requests_that_are_none(options, message):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         directives_of(JobRequest(**options))
-    assert message in str(caught.value)
 
 
 def shown(capsys, *words):
@@ -155,8 +157,7 @@ def shown(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_prints_the_real_script(capsys, monkeypatch):
     monkeypatch.setenv("MPITRAIN_LAUNCHER", "pmix")
     monkeypatch.setenv("MPITRAIN_RESTART", "3")
     job = str(ROOT / "jobs" / "examples" / "digits.toml")
@@ -174,34 +175,41 @@ def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     assert out.count("\n") <= 131 and not re.search("PBS|PJM|apptainer", out)
 
 
-def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    assert "\nset -- train.py --nodes 'a b'\n" in shown(capsys, "train.py", "--", "--nodes", "a b")
-    assert "\nset -- -m collectives tune\n" in shown(capsys, "--", "-m", "collectives", "tune")
-    words = ["-m", "collectives.torch", "train.py", "--nodes", "9"]
-    assert f"\nset -- {' '.join(words)}\n" in shown(capsys, "--nodes", "3", *words)
-    assert "\nset -- digits --set optim.lr=1 --grace 5\n" in shown(
-        capsys, "digits", "--set", "optim.lr=1", "--", "--grace", "5"
-    )
-    for words, message in (
-        (["no.py"], "no.py: No such file"),
-        (["train.py", "--set", "a=1"], "train.py is no job file"),
-        ([], "needs a job file or a program"),
-        (["--", "train.py"], "give the program before --"),
-        (["--", "-c", "x"], "give the program before --"),
-        (["--", "-m"], "or -m MODULE"),
-        (["digits", "-m", "collectives.torch"], "give one of both"),
-        (["digits", "--", "--set", "optim.rate=1"], "optim.rate: unknown key"),
-    ):
-        assert run(parse(["submit", *words])) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("train.py -- --nodes 'a b'", "train.py --nodes 'a b'"),
+        ("-- -m collectives tune", "-m collectives tune"),
+        ("--nodes 3 -m collectives.torch train.py --nodes 9",
+         "-m collectives.torch train.py --nodes 9"),
+        ("digits --set optim.lr=1 -- --grace 5", "digits --set optim.lr=1 --grace 5"),
+    ],
+)  # fmt: skip
+def test_a_program_and_its_arguments(capsys, words, found):
+    assert f"\nset -- {found}\n" in shown(capsys, *shlex.split(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("no.py", "no.py: No such file"),
+        ("train.py --set a=1", "train.py is no job file"),
+        ("", "needs a job file or a program"),
+        ("-- train.py", "give the program before --"),
+        ("-- -c x", "give the program before --"),
+        ("-- -m", "or -m MODULE"),
+        ("digits -m collectives.torch", "give one of both"),
+        ("digits -- --set optim.rate=1", "optim.rate: unknown key"),
+        ("gpt_3d --dry-run --ranks-per-node 3", "the job's layout needs 4 ranks, not 6"),
+    ],
+)
+def test_what_cannot_be_submitted(capsys, words, message):
+    assert run(parse(["submit", *words.split()])) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch, scheduler):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
+def test_only_what_is_said_to_resume_comes_back(capsys, scheduler):
     never, again = {"slurm": ("--no-requeue", "--requeue"), "pbs": ("-r n", "-r y")}[scheduler]
     for words, line in (
         (["digits"], again),
@@ -227,17 +235,14 @@ def test_only_what_is_said_to_resume_comes_back(capsys, tmp_path, monkeypatch, s
         (["train.py"], ""),
     ],
 )
-def test_gpus_that_would_idle_are_told_of(capsys, tmp_path, monkeypatch, words, told):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
+def test_gpus_that_would_idle_are_told_of(capsys, words, told):
     assert run(parse(["submit", "--dry-run", *words])) == 0
     err = capsys.readouterr().err
     assert told in err and bool(told) == bool(err)
 
 
-def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
+def test_names_of_files_arrive_as_they_are(capsys, monkeypatch):
     """Names that look like options, and bytes that are no text."""
-    monkeypatch.chdir(tmp_path)
     for name in ("-m.py", "-x.toml"):
         Path(name).write_text("")
         assert f"\nset -- ./{name}\n" in shown(capsys, f"./{name}")
@@ -251,46 +256,39 @@ def test_names_of_files_arrive_as_they_are(capsys, tmp_path, monkeypatch):
     assert os.fsencode(shlex.quote(f"./{name}")) in Path("script").read_bytes()
 
 
-def test_a_layout_that_the_nodes_do_not_fit_is_refused_before_it_waits(capsys):
-    words = ["submit", "gpt_3d", "--nodes", "2", "--dry-run", "--ranks-per-node"]
-    assert run(parse([*words, "3"])) == 2
-    assert "the job's layout needs 4 ranks, not 6" in capsys.readouterr().err
-    assert run(parse([*words, "4"])) == 0
-    assert run(parse([*words, "3", "--set", "parallel.pipe=3"])) == 0
+@pytest.mark.parametrize("words", ["4", "3 --set parallel.pipe=3"])
+def test_nodes_that_the_layout_fits_are_not_refused(capsys, words):
+    assert shown(capsys, "gpt_3d", "--ranks-per-node", *words.split())
 
 
 LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]
 
 
 @pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
-def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_lines_of_sites_make_scripts(words, capsys, monkeypatch):
     monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
     Path("job.toml").write_text("")
     out = shown(capsys, *words[words.index("submit") + 1 :])
     assert ("\n#PBS -l select=" if "pbs" in words else "\n#SBATCH --nodes=") in out
 
 
-needs_shellcheck = pytest.mark.skipif(
-    not shutil.which("shellcheck"), reason="shellcheck is not installed"
-)
-
-
-@needs_shellcheck
-def test_generated_scripts_pass_shellcheck(tmp_path):
-    files = read_scripts(ROOT / "jobs")
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_scripts_pass_shellcheck():
+    """Those that are generated, and those of jobs/."""
+    jobs = ROOT / "jobs"
     for scheduler in ("slurm", "pbs"):
         settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
         asked = JobRequest(scheduler=scheduler, directive=["-V"])
-        text = render(files, asked, ["a b"], settings=settings, modules=["a"])
-        (tmp_path / scheduler).write_text(text)
-    words = ["shellcheck", "-e", "SC1091", *map(str, tmp_path.iterdir())]
-    told = subprocess.run(words, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout
+        text = render(read_scripts(jobs), asked, ["a b"], settings=settings, modules=["a"])
+        Path(scheduler).write_text(text)
+    found = [path for end in ("sh", "sbatch", "pbs", "pjm") for path in jobs.rglob(f"*.{end}")]
+    assert len(found) >= 14
+    for words in (["-e", "SC1091", "slurm", "pbs"], ["-x", "-P", jobs, *found]):
+        told = subprocess.run(["shellcheck", *words], capture_output=True, text=True)
+        assert told.returncode == 0, told.stdout
 
 
-def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_scripts_of_this_folder_come_before_the_packages(tmp_path):
     assert read_scripts(None) == read_scripts(ROOT / "jobs")
     copy(tmp_path)
     (tmp_path / "jobs" / "train.sbatch").write_text("mine")
@@ -308,23 +306,28 @@ def stand_ins(folder, **texts):
 
 
 def bash(folder, text, **env):
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    words = ["bash", "-euo", "pipefail", "-c", text]
+    return subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True)
 
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/",
+         "SLURM_JOB_NODELIST": "n[1-2]"}  # fmt: skip
 NODES = "a\na\nb\nb\n"
 UNEVEN = "a\na\na\nb\nb\n"
+
+
+def of_pbs(folder, nodes=NODES):
+    """Variables of a job of PBS on these nodes."""
+    (folder / "nodes").write_text(nodes)
+    return {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{folder}/nodes"}
+
+
 #: What a script of each scheduler reads.
 SOURCES = {
     kind: "; ".join(f". {ROOT}/jobs/{name}.sh" for name in (kind, "launch", "again"))
     for kind in ("slurm", "pbs")
 } | {"pjm": f". {ROOT}/jobs/train.pjm"}
+PALS = "mpiexec -n {} --ppn {} --cpu-bind depth --depth {} python -m x y"
 
 
 @pytest.mark.parametrize(
@@ -340,17 +343,15 @@ SOURCES = {
         ("slurm", {}, "mpiexec -n 4 python -m x y"),
         ("slurm", {"MPITRAIN_LAUNCHER": "pals"}, "mpirun, pmix, pmi2 or srun under SLURM"),
         ("pbs", {"MPITRAIN_LAUNCHER": "srun"}, "srun: expected mpirun or pals under PBS"),
-        ("pbs", {"MPITRAIN_SITE": "aurora"},
-         "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "aurora"}, PALS.format(4, 2, 1)),
         ("pbs", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--cpu-bind none"},
          "mpiexec -n 4 --ppn 2 --cpu-bind none python -m x y"),
         ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
-         "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
-        ("pbs", {"MPITRAIN_SITE": "aurora", "NODES": UNEVEN},
-         "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
+         PALS.format(24, 12, 1)),
+        ("pbs", {"MPITRAIN_SITE": "aurora", "NODES": UNEVEN}, PALS.format(4, 2, 1)),
         ("pbs", {"NODES": UNEVEN}, "mpiexec -n 5 -machinefile {folder}/nodes python -m x y"),
         *(("pbs", {"MPITRAIN_SITE": site, "MPITRAIN_LAUNCHER": "pals", "OMP_NUM_THREADS": "3"},
-           "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 3 python -m x y")
+           PALS.format(4, 2, 3))
           for site in ("infiniband_mpich", "infiniband_openmpi")),
         ("pbs", {}, "mpiexec -n 4 -machinefile {folder}/nodes python -m x y"),
         ("pjm", {}, "mpiexec -n 8 python -m x y"),
@@ -358,11 +359,10 @@ SOURCES = {
 )  # fmt: skip
 def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
     """The line of each launcher, from any folder, with the options of the site and the user."""
-    (tmp_path / "nodes").write_text(given.get("NODES", NODES))
-    pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    own = {"slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}
+    own["pbs"] = of_pbs(tmp_path, given.get("NODES", NODES))
     given = {"MPITRAIN_HOME": str(ROOT), "MPITRAIN_ARGUMENTS": "-m x y"} | given
-    own = {"pbs": pbs, "slurm": SLURM, "pjm": {"PJM_JOBID": "7", "PJM_MPI_PROC": "8"}}[scheduler]
-    env = stand_ins(tmp_path) | given | own
+    env = stand_ins(tmp_path) | given | own[scheduler]
     told = bash(tmp_path, f"{SOURCES[scheduler]}; launch -m x y", **env)
     last = re.sub(r" env .*(?= python)", "", (told.stdout + told.stderr).strip().splitlines()[-1])
     assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
@@ -375,8 +375,7 @@ def test_ranks_of_other_nodes_have_the_variables_of_the_script(tmp_path):
     set_there = {"COLLECTIVES_TIMEOUT": "9", "UCX_TLS": "tcp, self", "FI_PROVIDER": "tcp"}
     set_there |= {"OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/a:/b"}
     env = stand_ins(tmp_path, mpiexec='shift 4; exec env -i "$@"') | set_there | {"HOSTNAME": "a"}
-    (tmp_path / "nodes").write_text(NODES)
-    env |= {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    env |= of_pbs(tmp_path)
     told = bash(tmp_path, f"{SOURCES['pbs']}; launch -u NONE", **env).stdout.splitlines()
     assert {f"{name}={value}" for name, value in set_there.items()} <= {*told}
     assert "HOSTNAME=a" not in told and f"PATH={env['PATH']}" in told
@@ -406,14 +405,6 @@ def test_ranks_of_srun_have_cores_and_not_their_threads(given, hint, tmp_path):
     assert told.stdout.endswith(f"\nhint {hint} ALL\n"), told
 
 
-@needs_shellcheck
-def test_the_scripts_pass_shellcheck():
-    jobs = ROOT / "jobs"
-    found = [path for end in ("sh", "sbatch", "pbs", "pjm") for path in jobs.rglob(f"*.{end}")]
-    assert len(found) >= 14
-    subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
-
-
 FAKES = {
     # The launchers run what they would start on each rank, once.
     "srun": 'echo "srun $*" >> calls; while [[ $1 == --* ]]; do shift; done; exec "$@"',
@@ -427,17 +418,10 @@ FAKES = {
 
 def contained(folder, status, ends, job="a job.toml", **environment):
     """Status of jobs/container.sbatch, and its calls, where the ranks end like this."""
-    given = stand_ins(folder, **FAKES) | {
-        "MPITRAIN_HOME": str(ROOT),
-        "SLURM_SUBMIT_DIR": str(folder),
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_NTASKS": "4",
-        "STATUS": str(status),
-        "ENDS": "yes" if ends else "",
-    }
-    words = [str(ROOT / "jobs/container.sbatch"), "an image.sif", job]
-    done = subprocess.run(["bash", *words], cwd=folder, env=given | environment, timeout=60)
+    given = {"MPITRAIN_HOME": str(ROOT), "STATUS": str(status), "ENDS": "yes" * ends}
+    given |= stand_ins(folder, **FAKES) | SLURM | {"SLURM_SUBMIT_DIR": str(folder)} | environment
+    words = ["bash", ROOT / "jobs/container.sbatch", "an image.sif", job]
+    done = subprocess.run(words, cwd=folder, env=given, timeout=60)
     return done.returncode, (folder / "calls").read_text().splitlines()
 
 
@@ -454,27 +438,35 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
 @pytest.mark.parametrize(("limit", "expected"), [("0", 0), ("1", 138)])
 def test_only_a_program_that_is_said_to_resume_is_told_before_the_limit(tmp_path, limit, expected):
     env = stand_ins(tmp_path, mpiexec="sleep 0.3\nkill -USR1 $PPID\nsleep 1")
-    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_NTASKS": "1"}
     text = f"{SOURCES['slurm']}; queue_again() {{ :; }}; come_back x.py"
-    told = bash(tmp_path, text, **env, MPITRAIN_MAX_RESTARTS=limit)
+    told = bash(tmp_path, text, **env, **SLURM, MPITRAIN_MAX_RESTARTS=limit)
     assert told.returncode == expected, told
 
 
 @pytest.mark.parametrize("limit", ["x", "9" * 20])
 def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(tmp_path, limit):
     """It would compare as smaller for ever."""
-    env = {"MPITRAIN_MAX_RESTARTS": limit, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
+    env = SLURM | {"MPITRAIN_MAX_RESTARTS": limit}
     told = bash(tmp_path, f"{SOURCES['slurm']}; come_back x.toml", **env)
     assert told.returncode == 2 and f"MPITRAIN_MAX_RESTARTS={limit}: a number" in told.stderr
 
 
 @pytest.mark.parametrize(
-    ("status", "ends", "found", "comes_back"),
-    [(75, False, 75, True), (139, False, 139, True), (0, False, 255, True), (1, False, 1, False)],
+    ("job", "limit", "status", "found", "comes_back"),
+    [
+        ("a job.toml", "", 75, 75, True),
+        ("a job.toml", "", 139, 139, True),
+        ("a job.toml", "", 0, 255, True),
+        ("a job.toml", "", 1, 1, False),
+        *(("train.py", "", status, status, False) for status in (75, 139)),
+        *(("train.py", "1", status, status, True) for status in (75, 139)),
+    ],
 )
-def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_back):
+def test_who_comes_back_in_a_container(tmp_path, job, limit, status, found, comes_back):
+    """A program if that is asked for."""
     given = {"MPITRAIN_LAUNCHER": "mpirun", "SLURM_GPUS_ON_NODE": "2", "COLLECTIVES_TIMEOUT": "9"}
-    returned, calls = contained(tmp_path, status, ends, **given)
+    given["MPITRAIN_MAX_RESTARTS"] = limit
+    returned, calls = contained(tmp_path, status, False, job, **given)
     assert returned == found
     assert re.match(r"mpiexec -n 4 env .* apptainer exec ", calls[0])
     assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
@@ -501,25 +493,15 @@ def test_a_job_of_pbs_comes_back(tmp_path, end, status, comes_back):
         "qsub": 'echo "qsub $*" >> calls',
         "python": "",
     }
-    (tmp_path / "nodes").write_text(NODES)
-    given = stand_ins(tmp_path, **fakes) | {"MPITRAIN_HOME": str(ROOT), "PBS_JOBID": "7.x"}
-    given |= {"PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": f"{tmp_path}/nodes"}
-    given |= {"MPITRAIN_LAUNCHER": "pals", "MPITRAIN_ARGUMENTS": "job.toml --set a=1"}
+    given = stand_ins(tmp_path, **fakes) | of_pbs(tmp_path) | {"PBS_O_WORKDIR": str(tmp_path)}
+    given |= {"MPITRAIN_HOME": str(ROOT), "MPITRAIN_LAUNCHER": "pals"}
+    given["MPITRAIN_ARGUMENTS"] = "job.toml --set a=1"
     done = subprocess.run(["bash", ROOT / "jobs/train.pbs"], env=given, timeout=60)
     assert done.returncode == status
     started, *again = (tmp_path / "calls").read_text().splitlines()
     assert started.startswith("mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m mpitrain")
     assert " train job.toml --set a=1 --resume " in started
     assert [line[:36] for line in again] == ["qsub -W depend=afterany:7.x -v COLLE"] * comes_back
-
-
-@pytest.mark.parametrize("status", [75, 139])
-@pytest.mark.parametrize("limit", ["", "1"])
-def test_a_program_in_a_container_comes_back_if_that_is_asked_for(tmp_path, status, limit):
-    given = {"MPITRAIN_LAUNCHER": "mpirun", "MPITRAIN_MAX_RESTARTS": limit}
-    returned, calls = contained(tmp_path, status, False, job="train.py", **given)
-    assert returned == status
-    assert calls[2:] == ["scontrol requeue Incomplete 7"] * bool(limit)
 
 
 @pytest.mark.parametrize(
@@ -540,9 +522,7 @@ def test_what_the_scheduler_starts_again_runs_only_if_it_resumes(tmp_path, job, 
 
 
 def test_what_pbs_itself_starts_again_counts_too(tmp_path):
-    (tmp_path / "nodes").write_text(NODES)
-    env = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
-    env |= stand_ins(tmp_path, qstat="echo '    run_count = 2'")
+    env = of_pbs(tmp_path) | stand_ins(tmp_path, qstat="echo '    run_count = 2'")
     told = bash(tmp_path, f"{SOURCES['pbs']}; come_back train.py", **env)
     assert told.returncode == 1 and "has started this again" in told.stderr
     assert "restart 1" in told.stdout

@@ -84,13 +84,6 @@ class Dense(nn.Module):
         return {"y": y, "cache": found["cache"]}
 
 
-class Resting(Forked):
-    def forward(self, x):
-        with torch.no_grad():
-            x = self.body(x)
-        return self.head(self.twice(x) if self.training else self.twice(x) * 1.0)
-
-
 def in_parts(made, *x):
     """Results of the layers one after the other, and their gradients by the module's names."""
     given = np.asarray(x[0]) if len(x) == 1 else None
@@ -192,6 +185,13 @@ def test_blocks_with_several_results():
             assert one is None or torch.allclose(one, other, rtol=1e-12)
 
 
+class Resting(Forked):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.body(x)
+        return self.head(self.twice(x) if self.training else self.twice(x) * 1.0)
+
+
 def test_a_branch_a_mode_and_no_grad_are_those_of_the_module():
     torch.manual_seed(0)
     module, x = Resting().double(), torch.randn(4, 6).double()
@@ -261,13 +261,10 @@ def test_a_trial_for_another_length_leaves_the_pass_as_it_was():
     """Numbers that are drawn for samples of a new shape are tried within the pass."""
     torch.manual_seed(0)
     module = Dropping().double()
-    parts, whole = (
-        layers(module, after, np.ones((3, 5, 6))) for after in (["blocks.0", "blocks.1"], [])
-    )
+    ways = [layers(module, cuts, np.ones((3, 5, 6))) for cuts in (["blocks.0", "blocks.1"], [])]
     for length in (5, 7):
         x = np.random.default_rng(length).normal(size=(4, length, 6))
-        found, _ = in_parts(parts, x)
-        wanted, _ = in_parts(whole, x)
+        found, wanted = (in_parts(way, x)[0] for way in ways)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
@@ -276,16 +273,11 @@ class Positions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(
-            Of(lambda m, x: x + m.own(x), own=nn.Linear(8, 8)) for _ in range(3)
-        )
+        self.blocks = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
         self.words, self.places = nn.Embedding(3, 8), nn.Parameter(torch.ones(8, 8))
 
     def forward(self, x):
-        x = self.words(x) + self.places[: x.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self.blocks(self.words(x) + self.places[: x.shape[1]])
 
 
 def test_another_length_is_told_where_the_trial_s_is_another_size_too():
@@ -313,15 +305,13 @@ def test_a_part_computes_where_its_input_lies(tied):
         def __init__(self):
             super().__init__()
             self.table, self.shift = nn.Embedding(11, 8), nn.Parameter(torch.randn(8))
-            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.blocks = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
             self.head = nn.Linear(8, 11, bias=False)
             if tied:
                 self.head.weight = self.table.weight
 
         def forward(self, ids, bias):
-            x = self.table(ids) + self.shift + bias[..., None]
-            for block in self.blocks:
-                x = block(x)
+            x = self.blocks(self.table(ids) + self.shift + bias[..., None])
             return self.head(x + self.shift + bias[..., None])
 
     ids = np.tile(np.arange(6), (4, 1))
@@ -329,12 +319,10 @@ def test_a_part_computes_where_its_input_lies(tied):
     x = {"ids": torch.from_numpy(ids).to("meta"), "bias": torch.zeros(4, 6, device="meta")}
     for part in cut(Positions(), ["blocks.0", "blocks.1"], inputs):
         values = {n: v.to("meta") for n, v in [*part.named_parameters(), *part.named_buffers()]}
-        options = x if isinstance(x, dict) else {}
-        args = () if options else (x,)
+        args, options = ((), x) if isinstance(x, dict) else ((x,), {})
         with OneDevice():
             x = torch.func.functional_call(part, values, args, options)
-    assert x.device.type == "meta"
-    assert x.shape == (4, 6, 11)
+    assert x.device.type == "meta" and x.shape == (4, 6, 11)
 
 
 def test_an_optimiser_is_given_parameters_in_the_module_s_order():

@@ -12,6 +12,7 @@ from mpitrain.adapters.torch import TorchLayer
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
 from mpitrain.nn.context import Context
+from tests.zoo.parts import Backward, graded
 
 nn, functional = torch.nn, torch.nn.functional
 CONTEXT = Context(True, seed=5, step=3, samples=np.array([7, 3, 9, 4, 1]))
@@ -54,6 +55,10 @@ def picks(x):
     return x.gather(2, torch.multinomial(x.exp().flatten(0, 1), 2).view(len(x), 5, 2))
 
 
+def first(x, part):
+    return part(x)[0]
+
+
 def lstm(**options):
     return nn.LSTM(8, 8, 3, dropout=0.3, **options)
 
@@ -67,8 +72,8 @@ KINDS = {
     "attention": Calls(attends, nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)),
     "attention in turn": Calls(in_turn(attends), nn.MultiheadAttention(8, 2, dropout=0.2)),
     "encoder": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
-    "lstm": Calls(lambda x, part: part(x)[0], lstm(batch_first=True)),
-    "lstm in turn": Calls(in_turn(lambda x, part: part(x)[0]), lstm()),
+    "lstm": Calls(first, lstm(batch_first=True)),
+    "lstm in turn": Calls(in_turn(first), lstm()),
     "in turn in one axis": Calls(in_turn(flat)),
     "together and in turn": Calls(in_turn(both), nn.MultiheadAttention(8, 2, dropout=0.2)),
     "alpha": nn.AlphaDropout(0.3),
@@ -88,9 +93,7 @@ KINDS = {
     "dot product": Calls(lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2)),
     "unless empty": Calls(lambda x: x + torch.randn_like(x) if x.any() else x),
     "without autograd": Calls(torch.inference_mode()(lambda x: functional.dropout(x, 0.3))),
-    "lstm without autograd": Calls(
-        torch.inference_mode()(lambda x, part: part(x)[0]), lstm(batch_first=True)
-    ),
+    "lstm without autograd": Calls(torch.inference_mode()(first), lstm(batch_first=True)),
 }
 
 
@@ -162,10 +165,8 @@ def test_numbers_are_distributed_as_torchs_and_independent():
     for row in rows:
         assert abs(row.mean() - (1 - p)) < 5 * sqrt(p * (1 - p) / row.size)
     both = (1 - p) ** 2
-    pairs = [(masks[0][0], masks[0][k]) for k in range(1, 8)]
-    pairs += [(masks[0][0], other[0]) for other in masks[1:]] + [
-        (masks[0][0, :-1], masks[0][0, 1:])
-    ]
+    pairs = [(masks[0][0], other) for other in (*masks[0][1:], *(those[0] for those in masks[1:]))]
+    pairs.append((masks[0][0, :-1], masks[0][0, 1:]))
     for one, other in pairs:
         assert abs((one & other).mean() - both) < 5 * sqrt(both * (1 - both) / one.size)
 
@@ -199,7 +200,6 @@ def test_mean_and_deviation(kind):
 
 def test_a_kernel_that_draws_inside_has_its_plain_form_instead():
     """Flash attention and cuDNN's LSTM, of which only the names are known without a GPU."""
-
     draws = Draws(nn.Identity())
     x = torch.zeros(1, 1, 8, 8, device="meta")
     flash = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -245,15 +245,6 @@ def gradients(module):
     return found
 
 
-def test_checkpoints_within_a_module_repeat_the_numbers():
-    """Also of a part that is called twice, the later call of which is repeated first."""
-    wanted = gradients(Calls(lambda x, one, two: one(two(one(x))), *encoders()))
-    found = gradients(Calls(checkpointed(), *encoders()))
-    assert len(found) == len(wanted) > 40
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 class Recomputed(torch.autograd.Function):
     """A part of a module, which its backward pass computes again without torch's checkpoints."""
 
@@ -289,46 +280,40 @@ def sloped(call):
     return f
 
 
-def usual(part, x):
-    return part(x)
-
-
 def once_more(part, x):
     return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
 
 
+def drops():
+    return [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Tanh()).double() for _ in range(2)]
+
+
 @pytest.mark.parametrize(
-    ("code", "again"),
+    ("code", "again", "make"),
     [
-        (lambda x, one, two: two(one(x)), lambda x, one, two: recomputed(two, recomputed(one, x))),
-        (sloped(usual), sloped(once_more)),
+        (lambda x, one, two: one(two(one(x))), checkpointed(), encoders),
+        (lambda x, one, two: two(one(x)), lambda x, one, two: recomputed(two, recomputed(one, x)),
+         drops),
+        (sloped(lambda part, x: part(x)), sloped(once_more), drops),
     ],
-)
-def test_what_is_computed_again_in_other_ways_repeats_the_numbers(code, again):
-    """By a function's own backward pass, and for a gradient within the forward pass."""
-    parts = [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Tanh()).double() for _ in range(2)]
-    for one, other in zip(gradients(Calls(code, *parts)), gradients(Calls(again, *parts))):
+)  # fmt: skip
+def test_what_is_computed_again_repeats_the_numbers(code, again, make):
+    """By checkpoints, also of a part that is called twice, the later call of which is repeated
+    first; by a function's own backward pass; and for a gradient within the forward pass."""
+    parts = make()
+    wanted, found = (gradients(Calls(f, *parts)) for f in (code, again))
+    assert len(wanted) > 9 and all(one is not None for one in wanted)
+    for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-class Noisy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy + torch.randn_like(dy)
+def noisy(y):
+    return y + torch.randn_like(y)
 
 
-def hooked(x):
-    y = x * 2
-    if y.requires_grad:
-        y.register_hook(lambda dy: dy + torch.randn_like(dy))
-    return y
-
-
-@pytest.mark.parametrize("code", [Noisy.apply, hooked])
+@pytest.mark.parametrize(
+    "code", [lambda x: Backward.apply(x, noisy), lambda x: graded(None, x, lambda _, g: noisy(g))]
+)
 @pytest.mark.parametrize("usual", [functional.dropout, torch.clone])
 def test_numbers_of_the_backward_pass_alone_are_refused_whenever_it_draws(code, usual):
     layer = TorchLayer(Calls(lambda x: code(x) if x[0, 0] > 5 else usual(x)))
@@ -345,13 +330,13 @@ def test_own_code_around_a_class_of_torch_is_keyed(kind, later):
     module = nn.Linear(8, 8)
     usual, draws = module.forward, [not later]
 
-    def noisy(y):
-        return y + torch.randn_like(y) if draws[0] else y
+    def drawn(y):
+        return noisy(y) if draws[0] else y
 
     if kind == "hook":
-        module.register_forward_hook(lambda part, given, y: noisy(y))
+        module.register_forward_hook(lambda part, given, y: drawn(y))
     else:
-        module.forward = lambda x: noisy(usual(x))
+        module.forward = lambda x: drawn(usual(x))
     layer, x = TorchLayer(module), np.ones((5, 8))
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
     layer.forward(values, x, CONTEXT)
@@ -362,8 +347,7 @@ def test_own_code_around_a_class_of_torch_is_keyed(kind, later):
 
 
 def test_a_checkpoint_that_does_not_keep_torchs_generator_is_refused():
-    match = "state of torch's generator; leave out preserve_rng_stat"
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="of torch's generator; leave out preserve_rng_state"):
         gradients(Calls(checkpointed(preserve_rng_state=False), *encoders()))
 
 

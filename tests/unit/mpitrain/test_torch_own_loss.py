@@ -20,9 +20,8 @@ class Words(torch.utils.data.Dataset):
     def __init__(self, samples=24, seed=0):
         draw = torch.Generator().manual_seed(seed)
         self.words = torch.randint(0, 7, (samples, 5), generator=draw)
-        self.counts = torch.rand(samples, 5, generator=draw) < torch.rand(
-            samples, 1, generator=draw
-        )
+        drawn, limits = (torch.rand(samples, n, generator=draw) for n in (5, 1))
+        self.counts = drawn < limits
         self.counts[:4] = False
 
     def __len__(self):
@@ -78,12 +77,8 @@ class Model(nn.Module):
                 return {"loss": F.l1_loss(scores, F.one_hot(words, 7).to(scores), weight=weight)}
             case "ctc":
                 lengths, chances = (labels > 0).sum(1), scores.log_softmax(-1).transpose(0, 1)
-                times = torch.full_like(lengths, 5)
-                return {
-                    "loss": F.ctc_loss(
-                        chances, labels[labels > 0], times, lengths, zero_infinity=True
-                    )
-                }
+                given = chances, labels[labels > 0], torch.full_like(lengths, 5), lengths
+                return {"loss": F.ctc_loss(*given, zero_infinity=True)}
             case "in place":
                 loss *= 0.5
                 loss += F.cross_entropy(flat.roll(1, 1), truth)
@@ -102,18 +97,16 @@ class Model(nn.Module):
                 return {"scores": scores}
 
 
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+
 def trainer(folder, form, **given):
     given = {"loss": "model", "train_data": Words(), "micro_batches": 3, **given}
     return mpitrain.Trainer(
-        MPI.COMM_SELF,
-        model=lambda: Model(form).double(),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
-        batch_size=12,
-        epochs=2,
-        seed=3,
-        run={"dir": str(folder / "run"), "log_every": 1000},
-        **given,
-    )
+        MPI.COMM_SELF, model=lambda: Model(form).double(), optimizer=sgd, batch_size=12, epochs=2,
+        seed=3, dir=str(folder / "run"), log_every=1000, **given,
+    )  # fmt: skip
 
 
 def loss_of(found):
@@ -126,9 +119,8 @@ def loss_of(found):
 
 def alone(made, form):
     torch.manual_seed(3)
-    model, data = Model(form).double(), Words()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    losses = []
+    model, data, losses = Model(form).double(), Words(), []
+    optimizer = sgd(model.parameters())
     for epoch in range(2):
         for batch in made.parts.sampler.batches(epoch):
             some = torch.utils.data.default_collate([data[i] for i in batch])
@@ -193,9 +185,6 @@ REFUSED = {
 @pytest.mark.parametrize("form", REFUSED)
 def test_a_loss_that_would_be_another_in_each_layout_is_refused(tmp_path, form):
     twice = {"loss": lambda outputs, labels: 2 * outputs["loss"]}
-    given = twice if form == "dictionary" else {}
-    with (
-        pytest.raises((ConfigError, DataError), match=REFUSED[form]),
-        trainer(tmp_path, form, **given) as made,
-    ):
+    given, error = twice if form == "dictionary" else {}, (ConfigError, DataError)
+    with pytest.raises(error, match=REFUSED[form]), trainer(tmp_path, form, **given) as made:
         made.fit()
