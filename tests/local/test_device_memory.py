@@ -5,6 +5,7 @@ tests/mpi/collectives/test_device.py is on a real one, where there is one.
 """
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,14 +97,9 @@ def test_staged_messages_go_in_parts_and_share_pinned_memory(monkeypatch):
     ranks.machine.expect_no_races()
 
 
-class SaysItIsOnAGpu:
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": (3,), "typestr": "<f4", "data": (0, False), "version": 3}
-
-
 def test_device_arrays_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("collectives.execution.memory._is_device_address", lambda address: True)
+    told = {"shape": (3,), "typestr": "<f4", "data": (0, False), "version": 3}
     with pytest.raises(InvalidBuffer, match="needs CuPy: pip install cupy-cuda13x"):
-        read_buffer(SaysItIsOnAGpu(), "send")
+        read_buffer(SimpleNamespace(__cuda_array_interface__=told), "send")

@@ -63,25 +63,9 @@ def test_names_that_cannot_be(name):
         register(of_ring(name))
 
 
-def nothing(rank, size):
-    yield from ()
-
-
 def never_ending(rank, size):
     while True:
         yield ()
-
-
-def no_rounds(rank, size):
-    return None
-
-
-def bare(rank, size):
-    yield Send((rank + 1) % size, sendbuf[0])
-
-
-def of_numbers(rank, size):
-    yield (rank, size)
 
 
 def to_peer(peer):
@@ -97,10 +81,6 @@ def to_floats(rank, size):
         yield tuple(step._replace(peer=float(step.peer)) for step in steps)
 
 
-def dividing(rank, size):
-    yield (Send(1 // (size - 2), sendbuf[0]),)
-
-
 def rotate(rank, size):
     to, source = (rank + 1) % size, (rank - 1) % size
     yield Send(to, sendbuf[0]), Recv(source, recvbuf[0])
@@ -109,18 +89,19 @@ def rotate(rank, size):
 @pytest.mark.parametrize(
     ("rounds", "claims", "sentence"),
     [
-        (nothing, {}, "rank 0 ends with recvbuf[0] never written"),
+        (lambda rank, size: (), {}, "rank 0 ends with recvbuf[0] never written"),
         (never_ending, {}, "the generator has not ended after 10000 rounds"),
-        (no_rounds, {}, "'NoneType' object is not iterable"),
-        (bare, {}, "is not a round: yield a tuple of steps"),
-        (of_numbers, {}, "is not a round: yield a tuple of steps"),
+        (lambda rank, size: None, {}, "'NoneType' object is not iterable"),
+        (lambda rank, size: [Send(1 - rank, sendbuf[0])], {}, "is not a round: yield a tuple"),
+        (lambda rank, size: [(rank, size)], {}, "is not a round: yield a tuple"),
         (to_floats, {}, "has a peer or chunk that is no whole number"),
-        (of_chunk("r0"), {}, "names what is no chunk of sendbuf, recvbuf or workspace"),
-        (of_chunk(Buffer("mine")[0]), {}, "names what is no chunk of sendbuf, recvbuf or works"),
+        (of_chunk("r0"), {}, "names what is no chunk of sendbuf, recvbuf"),
+        (of_chunk(Buffer("mine")[0]), {}, "names what is no chunk of sendbuf, recvbuf"),
         (of_chunk(sendbuf[0.5]), {}, "has a peer or chunk that is no whole number"),
         (to_peer(np.zeros(1, int)), {}, "has a peer or chunk that is no whole number"),
         (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
-        (dividing, {}, "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
+        (lambda rank, size: [(Send(1 // (size - 2), sendbuf[0]),)], {},
+         "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
         (rotate, {}, "from rank 1, whose round 0 sends s0"),
         (ring.allreduce, {}, "names s1, which does not exist"),
         (ring.allreduce, {"chunks": lambda size: 0}, "chunks is 0, not a number from 1 on"),
@@ -149,20 +130,16 @@ def none(rank, size):
     yield
 
 
-def only_root_0(rank, size, root):
-    yield from binomial_tree.broadcast(rank, size)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "sentence"),
     [
         (replace(find("reduce_scatter", "direct"), name="roomless", in_place=True), ScheduleError,
          "says in_place=True, and reduce_scatter in place has"),
-        (Algorithm("broadcast", "rootless", only_root_0), ScheduleError,
-         "broadcast rootless on 2 ranks"),
+        (Algorithm("broadcast", "a", lambda rank, size, root: binomial_tree.broadcast(rank, size)),
+         ScheduleError, "broadcast a on 2 ranks"),
         (Algorithm("allreduce", "none", none), UnknownAlgorithm, "none of 2 to 9 ranks: not today"),
         (ring.allreduce, UnknownAlgorithm, "register takes an Algorithm, not a function"),
-        (Algorithm("allreduce", "a", None), UnknownAlgorithm, "needs rounds, a generator function"),
+        (Algorithm("allreduce", "a", None), UnknownAlgorithm, "needs rounds, a generator"),
         (Algorithm("allreduce", "a", "ring"), UnknownAlgorithm, "needs rounds, a generator"),
     ],
 )  # fmt: skip

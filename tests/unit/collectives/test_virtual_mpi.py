@@ -18,43 +18,6 @@ def run(size, program, **options):
     return VirtualCluster(size, network, measures=False, **options).run(program)
 
 
-def test_statuses_say_where_messages_came_from():
-    ways = {
-        "all": VirtualRequest.Waitall,
-        "test": VirtualRequest.Testall,
-        "some": VirtualRequest.Waitsome,
-        "any": lambda requests, statuses: VirtualRequest.Waitany(requests[1:], statuses[0]),
-        "objects": VirtualRequest.waitall,
-        "one": lambda requests, statuses: VirtualRequest.waitany(requests[1:], statuses[0]),
-    }
-
-    def program():
-        found = {}
-        for name, way in ways.items():
-            if rank := COMM_WORLD.rank:
-                here().compute(1.0 - 0.1 * rank)
-                COMM_WORLD.send(rank, 0, tag=7 + rank)
-            else:
-                requests = [COMM_WORLD.irecv(source=MPI.ANY_SOURCE) for _ in range(2)]
-                statuses = [MPI.Status(), MPI.Status()]
-                here().sleep(2.0 * (name != "any"))
-                got = way(requests, statuses)
-                found[name] = got, [(status.source, status.tag) for status in statuses]
-                VirtualRequest.waitall(requests)
-            COMM_WORLD.barrier()
-        return found
-
-    both, first = [(2, 9), (1, 8)], [(1, 8), (MPI.ANY_SOURCE, MPI.ANY_TAG)]
-    assert run(3, program)[0] == {
-        "all": (True, both),
-        "test": (True, both),
-        "some": ([0, 1], both),
-        "any": (0, first),
-        "objects": ([2, 1], both),
-        "one": ((0, 1), first),
-    }
-
-
 def test_what_names_no_rank_and_no_tag_is_refused():
     def program():
         for call in (
@@ -98,7 +61,7 @@ def test_what_a_virtual_cluster_lacks_is_refused_with_its_reason():
             (lambda: NAMES["Win"].Create(None), "no Win.Create: each rank has a node to itself"),
             (lambda: NAMES["File"].Open(COMM_WORLD, "x"), "no File.Open: .* open one in Python"),
             (lambda: COMM_WORLD.Create_intercomm(0, COMM_WORLD, 0), "it has messages, collectives"),
-            (lambda: COMM_WORLD.Spawn("x"), "no Intracomm.Spawn: .* start this program with mpiex"),
+            (lambda: COMM_WORLD.Spawn("x"), "no Intracomm.Spawn: .* with mpiexec"),
             (lambda: COMM_WORLD.group.Range_incl([(0, 0, 1)]), "no Group.Range_incl"),
             (lambda: NAMES["_handleof"](COMM_WORLD), "no MPI._handleof: its objects are Python's"),
             (lambda: NAMES["COMM_NULL"].py2f(), "no Intracomm.py2f: its objects are Python's"),
