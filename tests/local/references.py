@@ -3,8 +3,18 @@
 import numpy as np
 
 
-def reference(collective, inputs, rank, root=0):
-    """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
+def lengths(schedule, count):
+    """For each rank, how many items it sends and receives in blocks of ``count``."""
+    blocks = schedule.contract
+    members = [schedule.member(rank)._replace(chunks=1) for rank in range(schedule.size)]
+    return [(count * blocks.send_blocks(m), count * blocks.recv_blocks(m)) for m in members]
+
+
+def reference(collective, inputs, rank, root=0, cuts=None):
+    """What ``rank`` must receive, computed without any schedule; ``None``: nothing.
+
+    ``cuts``: where each rank's input is cut into blocks; by default these are of one length.
+    """
     size = len(inputs)
     if rank != root and collective in ("reduce", "gather"):
         return None
@@ -13,11 +23,14 @@ def reference(collective, inputs, rank, root=0):
         wide = np.complex128 if inputs[0].dtype.kind == "c" else np.float64
         return np.sum(np.stack(ranks).astype(wide), axis=0)
 
+    def to_rank(sender):
+        return np.split(inputs[sender], size if cuts is None else cuts[sender])[rank]
+
     match collective:
         case "allreduce" | "reduce":
             return total(inputs)
         case "reduce_scatter":
-            return total(inputs).reshape(size, -1)[rank]
+            return total([to_rank(sender) for sender in range(size)])
         case "scan":
             return total(inputs[: rank + 1])
         case "exscan":
@@ -25,8 +38,8 @@ def reference(collective, inputs, rank, root=0):
         case "broadcast":
             return inputs[root]
         case "scatter":
-            return inputs[root].reshape(size, -1)[rank]
+            return to_rank(root)
         case "allgather" | "gather":
             return np.concatenate(inputs)
         case "alltoall":
-            return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
+            return np.concatenate([to_rank(sender) for sender in range(size)])

@@ -1,5 +1,6 @@
 """Ranks of a plan in shared memory that are all in this process."""
 
+from collections import defaultdict
 from itertools import product
 
 import numpy as np
@@ -9,6 +10,8 @@ from collectives.algorithms import ALGORITHMS
 from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm
 from collectives.execution import shared
+from collectives.execution.pieces import PieceMessage
+from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.windows import Place
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
 
@@ -18,7 +21,7 @@ COUNT = 12
 
 
 class Node:
-    """The memory of a node as one of its ranks has it; a subclass has the counters."""
+    """The memory of a node as one of its ranks has it."""
 
     def __init__(self, rank, buffers):
         self.rank, self.size, self.buffers = rank, len(buffers), buffers
@@ -28,6 +31,24 @@ class Node:
 
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
+
+
+class CountingNode(Node):
+    """With real counters: ``counters[rank]``, of which each slot has one."""
+
+    def __init__(self, rank, buffers, counters):
+        super().__init__(rank, buffers)
+        self.counters, self.runs = counters, defaultdict(RunCount)
+
+    def advance(self, slot, ticks):
+        return lambda: self.runs[slot].advance(ticks)
+
+    def tick(self, slot, value):
+        return Tick(self.counters[self.rank], slot, self.runs[slot], value)
+
+    def flag(self, rank, slot, value, runs=None):
+        given = self.counters[rank], slot, runs or self.runs[slot], value
+        return Flag(*given, False, lambda: None)
 
 
 class Layout:
@@ -59,6 +80,17 @@ class Layout:
         return shared.bind_shared(
             self.schedule, node, self.places, COUNT, np.dtype(float), combine, binding
         )
+
+
+def steps_of(plan):
+    """Makes the calls of a plan; yields before each that waits, while it does, and after each."""
+    for bound in plan.rounds:
+        for call in (*bound.starts, *bound.finish):
+            flag = getattr(call, "__self__", None)
+            while isinstance(flag, (Flag, PieceMessage)) and not flag.Test():
+                yield False
+            call()
+            yield True
 
 
 def interleave(runs, choose, told):

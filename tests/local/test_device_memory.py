@@ -4,33 +4,32 @@ The ranks are in this process, each with a GPU of ``tests/queued_cupy``.
 tests/mpi/collectives/test_device.py is on a real one, where there is one.
 """
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from collectives.algorithms import ALGORITHMS
+from collectives.calls.buffers import read_buffer
 from collectives.errors import InvalidBuffer
 from collectives.execution.local import run
+from tests.cases import every_algorithm
 from tests.local.device_ranks import Ranks
 from tests.local.device_scenarios import later, read, unheld
+from tests.local.references import lengths
 
 ROADS = ["direct", "staged"]
 
 
-def given(schedule, size):
-    """Each rank's input, and how many items each receives."""
-    rng = np.random.default_rng(size)
-    members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
-    inputs = [rng.integers(0, 50, 7 * schedule.contract.send_blocks(m)) for m in members]
-    return inputs, [7 * schedule.contract.recv_blocks(m) for m in members]
-
-
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+@every_algorithm
 def test_every_algorithm(monkeypatch, algorithm, road):
     for size, seed in ((1, None), (2, None), (3, 1), (5, 2)):
         schedule = algorithm.schedule(size)
         combine = np.maximum if schedule.contract.idempotent else np.add
-        inputs, received = given(schedule, size)
+        rng = np.random.default_rng(size)
+        sent, received = zip(*lengths(schedule, 7))
+        inputs = [rng.integers(0, 50, count) for count in sent]
         ranks = Ranks(monkeypatch, size, road, seed)
         sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
         plans = ranks.bind(schedule, sends, received, combine)
@@ -98,16 +97,9 @@ def test_staged_messages_go_in_parts_and_share_pinned_memory(monkeypatch):
     ranks.machine.expect_no_races()
 
 
-class SaysItIsOnAGpu:
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": (3,), "typestr": "<f4", "data": (0, False), "version": 3}
-
-
 def test_device_arrays_without_cupy(monkeypatch):
-    from collectives.calls.buffers import read_buffer
-
-    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("collectives.execution.memory._is_device_address", lambda address: True)
+    told = {"shape": (3,), "typestr": "<f4", "data": (0, False), "version": 3}
     with pytest.raises(InvalidBuffer, match="needs CuPy: pip install cupy-cuda13x"):
-        read_buffer(SaysItIsOnAGpu(), "send")
+        read_buffer(SimpleNamespace(__cuda_array_interface__=told), "send")

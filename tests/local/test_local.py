@@ -10,8 +10,8 @@ from collectives.algorithms import ALGORITHMS, build
 from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.execution.local import run
-from collectives.execution.messages import Counts
+from collectives.execution.local import connect, run
+from collectives.execution.messages import Counts, Operands, bind
 from tests.cases import every_algorithm
 from tests.local.references import reference
 
@@ -88,17 +88,10 @@ def test_blocks_of_unequal_length(algorithm, size):
         counts = list(uneven(algorithm.collective, size, root, rng))
         inputs = [rng.integers(0, 100, sum(c.send)) for c in counts]
         results = run(schedule, inputs, counts=counts)
+        cuts = [np.cumsum(c.send)[:-1] for c in counts]
         for rank, result in enumerate(results):
-            pieces = [np.split(i, np.cumsum(c.send)[:-1]) for i, c in zip(inputs, counts)]
-            wanted = {
-                "alltoall": lambda r=rank, p=pieces: np.concatenate([mine[r] for mine in p]),
-                "allgather": lambda r=rank, p=pieces: np.concatenate([mine[0] for mine in p]),
-                "gather": lambda r=rank, p=pieces: np.concatenate([mine[0] for mine in p]),
-                "reduce_scatter": lambda r=rank, p=pieces: sum(mine[r] for mine in p),
-                "scatter": lambda r=rank, p=pieces, root=root: p[root][r],
-            }[algorithm.collective]()
-            if result is not None:
-                assert np.array_equal(result, wanted)
+            wanted = reference(algorithm.collective, inputs, rank, root, cuts)
+            assert result is wanted is None or np.array_equal(result, wanted)
 
 
 def test_user_operations_reduce_in_rank_order():
@@ -126,14 +119,13 @@ def test_reduce_scatter_has_no_room_in_place():
 
 
 def test_sizes_that_do_not_fit():
-    with pytest.raises(InvalidBuffer, match="not a multiple of the 3 blocks"):
-        from collectives.execution.local import connect
-        from collectives.execution.messages import Operands, bind
-
-        bind(build("allgather", "ring", 3), connect(3)[0], Operands(np.zeros(1), np.zeros(4)))
-    with pytest.raises(InvalidBuffer, match="has 5 items, but 4 go with"):
-        operands = Operands(np.zeros(5), np.zeros(4))
-        bind(build("allreduce", "ring", 3), connect(3)[0], operands, np.add)
+    for collective, items, why in (
+        ("allgather", 1, "not a multiple of the 3 blocks"),
+        ("allreduce", 5, "has 5 items, but 4 go with"),
+    ):
+        operands = Operands(np.zeros(items), np.zeros(4))
+        with pytest.raises(InvalidBuffer, match=why):
+            bind(build(collective, "ring", 3), connect(3)[0], operands, np.add)
 
 
 def test_a_plan_that_must_reduce_needs_an_operation():

@@ -14,36 +14,18 @@ from collectives.analysis.verify import verify
 from collectives.contracts import contract
 from collectives.execution.messages import Operands, bind
 from collectives.execution.plan import Binding
-from collectives.execution.transport.flags import Flag, RunCount, Tick
-from tests.local.references import reference
+from tests.local.references import lengths, reference
 from tests.local.shared_ranks import (
     COUNT,
     LENDS_AND_WRITES,
+    CountingNode,
     Layout,
-    Node,
     in_shared_memory,
     in_two,
     interleave,
     reduces_in_turn,
+    steps_of,
 )
-
-
-class CountingNode(Node):
-    """With real counters."""
-
-    def __init__(self, rank, counters, layout):
-        super().__init__(rank, layout.buffers)
-        self.counters = counters
-        self.runs = RunCount()
-
-    def advance(self, slot, ticks):
-        return lambda: self.runs.advance(ticks)
-
-    def tick(self, slot, value):
-        return Tick(self.counters[self.rank], 0, self.runs, value)
-
-    def flag(self, rank, slot, value):
-        return Flag(self.counters[rank], 0, self.runs, value, False, lambda: None)
 
 
 class Ranks(Layout):
@@ -52,10 +34,8 @@ class Ranks(Layout):
     def __init__(self, schedule, in_place):
         super().__init__(schedule, in_place)
         counters = [memoryview(np.zeros(4, np.int64)) for _ in self.sent]
-        self.plans = [
-            self.bind(CountingNode(rank, counters, self), Binding())
-            for rank in range(schedule.size)
-        ]
+        nodes = [CountingNode(rank, self.buffers, counters) for rank in range(schedule.size)]
+        self.plans = [self.bind(node, Binding()) for node in nodes]
 
     def inputs(self, turn):
         rng = np.random.default_rng(turn)
@@ -71,13 +51,7 @@ class Ranks(Layout):
             else:
                 start = self.first[rank] * COUNT
                 recv[start : start + mine.size] = mine
-            for bound in self.plans[rank].rounds:
-                for call in (*bound.starts, *bound.finish):
-                    flag = getattr(call, "__self__", None)
-                    while isinstance(flag, Flag) and not flag.Test():
-                        yield False
-                    call()
-                    yield True
+            yield from steps_of(self.plans[rank])
             schedule = self.schedule
             wanted = reference(schedule.collective, self.inputs(turn), rank, schedule.root)
             if wanted is not None and recv.size:
@@ -180,11 +154,10 @@ def test_what_is_being_sent_does_not_change(algorithm):
     combine = np.maximum if blocks.reduces else None
     for size, rank in ((n, rank) for n in (2, 3, 4, 5, 8) for rank in range(n)):
         schedule = algorithm.schedule(size)
-        member = schedule.member(rank)._replace(chunks=1)
-        lengths = 12 * blocks.send_blocks(member), 12 * blocks.recv_blocks(member)
-        send, recv = (np.zeros(n, np.int64) if n else None for n in lengths)
-        if send is None and recv is None:
+        given = lengths(schedule, 12)[rank]
+        if not any(given):
             continue
+        send, recv = (np.zeros(n, np.int64) if n else None for n in given)
         transport = Alone(rank)
         bind(schedule, transport, Operands(send, recv), combine)()
         assert all(one.left is None for one in transport.sends)

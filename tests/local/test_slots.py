@@ -11,28 +11,25 @@ from collectives.contracts import contract
 from collectives.execution import slot_rounds
 from collectives.execution.local import connect
 from collectives.execution.messages import Operands
-from collectives.execution.pieces import PieceMessage
 from collectives.execution.plan import Binding
 from collectives.execution.slot_rounds import bind_slots, extent_of
 from collectives.execution.transport import slots as transport
-from collectives.execution.transport.flags import Flag, RunCount, Tick
+from collectives.execution.transport.flags import Tick
 from collectives.execution.transport.slots import InLine, Slots
 from tests.cases import slow_case
-from tests.local.references import reference
-from tests.local.shared_ranks import interleave
+from tests.local.references import lengths, reference
+from tests.local.shared_ranks import CountingNode, interleave, steps_of
 from tests.local.test_orders import orders
 
 #: Bytes of a slot here, so that a block of so many items goes in several pieces.
 SLOT, COUNT = 512, 333
 
 
-class SlotNode:
-    """The memory of a node as one of its ranks has it."""
-
+class SlotNode(CountingNode):
     def __init__(self, rank, size, shared):
-        self.rank, self.size, self.shared = rank, size, shared
-        self.runs = defaultdict(RunCount)
-        self.made = 0
+        made = defaultdict(lambda: memoryview(np.zeros(32, np.int64)))
+        super().__init__(rank, [None] * size, shared.setdefault("counters", made))
+        self.shared, self.made = shared, 0
 
     def allocate(self, nbytes):
         self.made += 1
@@ -40,27 +37,14 @@ class SlotNode:
             self.made, [np.zeros(2 * SLOT * self.size, np.uint8) for _ in range(self.size)]
         )
 
-    def counters(self, rank):
-        return memoryview(self.shared.setdefault(("counters", rank), np.zeros(32, np.int64)))
-
-    def advance(self, slot, ticks):
-        return lambda: self.runs[slot].advance(ticks)
-
-    def tick(self, slot, value):
-        return Tick(self.counters(self.rank), slot, self.runs[slot], value)
-
-    def flag(self, rank, slot, value, runs=None):
-        given = self.counters(rank), slot, runs or self.runs[slot], value
-        return Flag(*given, False, lambda: None)
-
 
 def placed(schedule, rank, inputs, in_place):
     """The operands of a rank, and its receive buffer."""
-    blocks, member = schedule.contract, schedule.member(rank)._replace(chunks=1)
-    received = COUNT * blocks.recv_blocks(member)
-    send = inputs if blocks.send_blocks(member) else None
+    sent, received = lengths(schedule, COUNT)[rank]
+    send = inputs if sent else None
     recv = np.full(received, -99, inputs.dtype) if received else None
-    first = blocks.place(member) if in_place else None
+    member = schedule.member(rank)._replace(chunks=1)
+    first = schedule.contract.place(member) if in_place else None
     if first is not None and recv is not None:
         recv[first * COUNT : first * COUNT + inputs.size] = inputs
         send = None
@@ -81,21 +65,13 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
         slots = Slots(SlotNode(place, len(ranks), nodes[node]), ranks, transports[rank])
         for turn, schedule in enumerate(schedules):
             rng = np.random.default_rng(turn)
-            members = [schedule.member(each)._replace(chunks=1) for each in range(size)]
-            sent = [COUNT * schedule.contract.send_blocks(member) for member in members]
-            inputs = [rng.integers(0, 10, n).astype(dtype) for n in sent]
+            inputs = [rng.integers(0, 10, n).astype(dtype) for n, _ in lengths(schedule, COUNT)]
             operands, recv = placed(schedule, rank, inputs[rank].copy(), in_place)
             combine = np.maximum if schedule.contract.idempotent else np.add
             if operands.send is not None or operands.recv is not None:
                 extent = extent_of(schedule, range(size))
                 plan = bind_slots(schedule, slots, operands, combine, Binding(), extent, "", wide)
-                for bound in plan.rounds:
-                    for call in (*bound.starts, *bound.finish):
-                        flag = getattr(call, "__self__", None)
-                        while isinstance(flag, (Flag, PieceMessage)) and not flag.Test():
-                            yield False
-                        call()
-                        yield True
+                yield from steps_of(plan)
             wanted = reference(schedule.collective, inputs, rank, schedule.root)
             if wanted is not None:
                 np.testing.assert_array_equal(recv, wanted)

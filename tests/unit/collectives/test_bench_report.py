@@ -76,7 +76,6 @@ LATENCIES = "Avg Latency(us) Min Latency(us) Max Latency(us)"
     ("collective", "heads", "cells"),
     [
         ("allreduce", LATENCIES, "1000 2.50 1.00 4.00"),
-        ("reduce_scatter", LATENCIES, "1000 2.50 1.00 4.00"),
         ("allgatherv", LATENCIES, "250 2.50 1.00 4.00"),
         ("scatter", LATENCIES, "250 2.50 1.00 4.00"),
         ("latency", "Avg Latency(us)", "1000 5.00"),

@@ -18,8 +18,6 @@ from collectives.errors import UnknownAlgorithm
 MODEL = Model(2e-6, 1e-9, 3e-10)
 MACHINE = Machine(Topology(LinkCost(MODEL.alpha, MODEL.beta)), MODEL.gamma)
 M = 3 << 18  # a multiple of all numbers of ranks below
-
-
 CASES = [
     pytest.param(formula, p, id=f"{formula.algorithm}-{p}")
     for formula in FORMULAS
@@ -49,40 +47,27 @@ def test_the_textbooks_forms_are_less_by_the_ports():
     assert simulated == pytest.approx(direct.book_seconds(MODEL, M, 8), rel=1e-3)
 
 
-ABOUT = {"mpi": "Some MPI 1.0", "threads": "single"}
-
-
 #: A test between pairs of ranks, which no schedule explains.
 PAIRS = {"collective": "latency", "algorithm": "native", "memory": "numpy", "in_place": False}
 
 
 def measured(
-    path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree"), of="",
-    rounds=1, how="",
+    path, model, noise=0.0, slow_from=1 << 62, ran=("ring", "butterfly", "binomial_tree"),
+    of="allreduce", rounds=1, how="",
 ):  # fmt: skip
     """A benchmark's file of a machine that is exactly the model, or two of them."""
     rng = np.random.default_rng(0)
     results = [{**PAIRS, "bytes": 8, "p50_us": 1.0}]
     for algorithm in ran:
-        cost = count(build(of.removesuffix("v") or "allreduce", algorithm, 4))
+        cost = count(build(of.removesuffix("v"), algorithm, 4))
+        told = {"collective": of, "algorithm": algorithm, "ran": algorithm + how, "ranks": 4}
         for nbytes in [8 << (2 * k) for k in range(12)]:
             here = model if nbytes < slow_from else model._replace(alpha=1e-3)
-            seconds = np.dot(
-                (cost.latency * rounds, cost.sent * nbytes, cost.reduced * nbytes), here
-            )
-            results.append(
-                {
-                    "collective": of or "allreduce",
-                    "algorithm": algorithm,
-                    "ran": algorithm + how,
-                    "memory": "numpy",
-                    "ranks": 4,
-                    "in_place": False,
-                    "bytes": nbytes,
-                    "p50_us": 1e6 * seconds * (1 + noise * rng.standard_normal()),
-                }
-            )
-    path.write_text(json.dumps({"environment": ABOUT, "results": results}))
+            counted = cost.latency * rounds, cost.sent * nbytes, cost.reduced * nbytes
+            time = 1e6 * np.dot(counted, here) * (1 + noise * rng.standard_normal())
+            results.append({**PAIRS, **told, "bytes": nbytes, "p50_us": time})
+    about = {"mpi": "Some MPI 1.0", "threads": "single"}
+    path.write_text(json.dumps({"environment": about, "results": results}))
     return path
 
 
@@ -171,10 +156,7 @@ def test_segments_by_the_cost_model():
         parts = schedule.chunks * schedule.contract.blocks(8)
         assert best_segments(schedule, (1 << 20) / parts, network) == segments, algorithm
 
-    def always_five(schedule):
-        return 5
-
-    assert in_segments("broadcast", "chain:segments=auto", 9, always_five) == "chain:segments=5"
-    assert in_segments("broadcast", "chain", 9, always_five) == "chain"
+    for asked, found in (("chain:segments=auto", "chain:segments=5"), ("chain", "chain")):
+        assert in_segments("broadcast", asked, 9, lambda schedule: 5) == found
     with pytest.raises(UnknownAlgorithm, match="or auto in a call whose size is known"):
         build("broadcast", "chain:segments=auto", 9)

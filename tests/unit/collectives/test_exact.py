@@ -123,12 +123,11 @@ def test_what_is_not_finite_and_zeros(terms, wanted, dtype):
     with np.errstate(all="ignore"):
         terms = [np.copysign(np.finfo(dtype).max, t) if abs(t) == MOST else t for t in terms]
         columns = [np.array(terms).astype(dtype), np.ones(len(terms), dtype)]
-    for column in (columns, columns[::-1]):
-        found = exact(column, dtype)
-        here = found[[c is columns[0] for c in column]][0]
-        np.testing.assert_equal(here, dtype(wanted))
-        assert math.copysign(1, here) == math.copysign(1, wanted) or math.isnan(wanted)
-        assert found[[c is columns[1] for c in column]][0] == len(terms)
+    for at, order in ((0, columns), (1, columns[::-1])):
+        found = exact(order, dtype)
+        np.testing.assert_equal(found[at], dtype(wanted))
+        assert math.copysign(1, found[at]) == math.copysign(1, wanted) or math.isnan(wanted)
+        assert found[1 - at] == len(terms)
 
 
 def test_complex_numbers_are_two_sums():

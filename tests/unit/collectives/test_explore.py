@@ -69,13 +69,9 @@ def test_a_move_names_both_ends():
 def test_the_ends_of_a_message_may_be_in_rounds_of_other_numbers():
     rounds = ([(Send(1, sendbuf[0]), Copy(recvbuf[0], sendbuf[0]))], [(), (Recv(0, recvbuf[0]),)])
     schedule = Schedule("broadcast", "late", 2, 1, 0, False, lambda rank: iter(rounds[rank]))
-    found = [
-        (number, move[10])
-        for number, steps in enumerate(record(schedule)["rounds"])
-        for move in steps["moves"]
-        if move[0] != COPY
-    ]
-    assert found == [(1, 0)]
+    first, second = record(schedule)["rounds"]
+    assert [move[0] for move in first["moves"]] == [COPY]
+    assert [move[10] for move in second["moves"]] == [0]
 
 
 def test_more_ranks_than_bits_of_a_number():
@@ -87,9 +83,8 @@ def test_more_ranks_than_bits_of_a_number():
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     path = tmp_path / "new" / "ring.html"
-    assert (
-        main(["explore", "allreduce", "ring", "--with", "swing", "-n", "4,8", "-o", str(path)]) == 0
-    )
+    words = ["explore", "allreduce", "ring", "--with", "swing", "-n", "4,8", "-o", str(path)]
+    assert main(words) == 0
     assert capsys.readouterr().out == f"wrote {path}\n"
     page = path.read_text()
     assert "{{" not in page
@@ -97,27 +92,8 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     told = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert told["sizes"] == [4, 8]
     assert [a["name"] for a in told["algorithms"]] == ["ring", "swing"]
-    assert told["algorithms"][0]["runs"]["8"] == json.loads(
-        json.dumps(record(build("allreduce", "ring", 8)))
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["rign"], "did you mean 'ring'?"),
-        (["allreduce", "ring", "-n", "65"], "at most 64 ranks, not 65"),
-        (["bcast", "chain", "--root", "8"], "root 8 must lie in 0..7"),
-        (["ring", "--root", "1"], "allreduce has no root"),
-        (["alltoall", "pairwise", "--in-place"], "copied aside first"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, arguments, sentence):
-    assert main(["explore", *arguments, "-o", str(tmp_path / "a.html")]) == 2
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert told.count("\n") == 1
-    assert not (tmp_path / "a.html").exists()
+    ring = json.dumps(record(build("allreduce", "ring", 8)))
+    assert told["algorithms"][0]["runs"]["8"] == json.loads(ring)
 
 
 @pytest.mark.parametrize(("command", "limits"), [("draw", ("32", "128")), ("explore", ("64",))])

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 COLLECTIVES = ROOT / "collectives"
 #: What a schedule is, means and does needs no MPI; the transports bring it.
@@ -41,21 +39,27 @@ def test_one_direction_and_no_heavy_imports():
         assert not imported(path, top_level_only=True) & heavy, path
 
 
-def test_nothing_that_those_files_import_brings_mpi_or_a_gpu():
+def test_importing_brings_no_mpi_and_no_gpu():
+    """Neither the package and its commands do, nor what those files import."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PURE_FILES]
-    code = (
+    commands = ("bench", "explore", "models", "schedules", "tune")
+    names += ["collectives.__main__", *(f"collectives.commands.{name}" for name in commands)]
+    done = in_a_process(
         "import sys; from importlib import import_module\n"
         f"for name in {names}:\n"
         "    import_module(name.removesuffix('.__init__'))\n"
         "    for found in {'mpi4py', 'cupy', 'torch', 'matplotlib'} & set(sys.modules):\n"
         "        sys.exit(f'{name} imports {found}')"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_a_process(code):
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_programs_that_start_mpi_themselves_import_everything_first():
-    code = """
+    done = in_a_process("""
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -67,26 +71,8 @@ assert not MPI.Is_initialized()
 MPI.Init_thread()
 collectives.Communicator(MPI.COMM_WORLD).Barrier()
 MPI.Finalize()
-"""
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
-
-
-COMMANDS = ", collectives.commands.".join(
-    ("collectives.__main__", "bench", "explore", "models", "schedules", "tune")
-)
-
-
-@pytest.mark.parametrize("module", ["collectives", COMMANDS])
-def test_importing_starts_no_mpi(module):
-    code = (
-        f"import {module}, sys; "
-        "print(sorted({'mpi4py', 'cupy', 'matplotlib', 'torch'} & set(sys.modules)))"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == "[]"
+""")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 #: Folders and modules from the ground up: each imports only what is on its floor or below it.
@@ -99,21 +85,13 @@ FLOORS = (
     {"analysis"},
     {"execution"},
     {"calls"},
-    {
-        "coded",
-        "communicator",
-        "phased",
-        "shared_pool",
-        "sparse",
-        "sparse_sums",
-        "sparse_vectors",
-        "topologies",
-    },
+    {"coded", "communicator", "phased", "shared_pool", "sparse", "sparse_sums", "sparse_vectors",
+     "topologies"},
     {"run"},
     {"torch"},
     {"bench", "commands", "virtual"},
     {"__init__", "__main__"},
-)
+)  # fmt: skip
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

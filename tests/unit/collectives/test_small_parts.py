@@ -25,11 +25,6 @@ def test_chunks_cover_a_block_and_differ_by_one_item(count, chunks):
     assert layout.items(Chunk("recvbuf", 0, chunks)) == slice(0, count)
 
 
-def test_blocks_of_unequal_length():
-    layout = Layout.of([3, 0, 5], 2)
-    assert [layout.offset(i) for i in range(7)] == [0, 2, 3, 3, 3, 6, 8]
-
-
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree", "butterfly"])
 def test_the_grid_is_as_it_was(algorithm, size):

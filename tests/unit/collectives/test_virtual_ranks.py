@@ -72,20 +72,18 @@ def test_a_rank_draws_its_own_random_numbers():
         draws, seeds = [*draws, lambda: float(torch.rand(()))], [*seeds, torch.manual_seed]
 
     def drawn():
-        for seed in seeds:
-            seed(COMM_WORLD.rank)
-        found = []
-        for _ in range(2):
-            COMM_WORLD.Barrier()
-            found.append([draw() for draw in draws])
-        return found
+        COMM_WORLD.Barrier()
+        return [draw() for draw in draws]
 
     def program():
-        return [draw() for draw in draws], drawn()
+        unseeded = drawn()
+        for seed in seeds:
+            seed(COMM_WORLD.rank)
+        return unseeded, drawn(), drawn()
 
     _, each = run(3, program)
     assert each[0][0] == each[1][0] == each[2][0]
-    for rank, (_, found) in enumerate(each):
+    for rank, (_, *found) in enumerate(each):
         for seed in seeds:
             seed(rank)
         assert found == [[draw() for draw in draws] for _ in range(2)]
@@ -151,30 +149,28 @@ def test_collectives_of_the_library_take_the_time_of_what_a_rank_moves(messages,
     assert cluster.seconds == pytest.approx(2 * PORT.alpha + messages * SENT, rel=0.02)
 
 
+READ = []
+
+
+def read():
+    READ.append(COMM_WORLD.rank)
+
+
 class Counted:
     def __reduce__(self):
-        return Counted.made, ()
-
-    @staticmethod
-    def made():
-        COUNTED.append(COMM_WORLD.rank)
-
-
-COUNTED = []
+        return read, ()
 
 
 def test_the_root_alone_reads_the_objects_that_it_gathers():
-    COUNTED.clear()
+    READ.clear()
     run(4, lambda: COMM_WORLD.gather(Counted(), 2))
-    assert COUNTED == [2] * 4
+    assert READ == [2] * 4
 
 
 def test_messages_share_the_port_of_their_receiver():
     def program():
         if COMM_WORLD.rank == 0:
-            requests = [COMM_WORLD.Irecv(LARGE.copy(), peer) for peer in (1, 2, 3)]
-            for request in requests:
-                request.Wait()
+            VirtualRequest.Waitall([COMM_WORLD.Irecv(LARGE.copy(), peer) for peer in (1, 2, 3)])
         else:
             COMM_WORLD.Send(LARGE, 0)
         return here().now()
@@ -226,31 +222,23 @@ def test_a_socket_holds_so_much_of_a_message_while_its_sender_computes():
     assert run(2, program, async_progress=True)[1] == pytest.approx(ends, abs=1e-5)
 
 
-def test_a_large_message_does_not_overtake_a_small_one():
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_large_message_does_not_overtake_a_small_one(is_behind):
+    """Nor behind the bytes of another, which leave in less than the latency of the small one."""
+
     def program():
         if COMM_WORLD.rank == 0:
-            COMM_WORLD.Isend(np.zeros(1), 1)
-            COMM_WORLD.Send(LARGE, 1)
-        else:
-            small = np.ones(1)
-            here().compute(1.0)
-            COMM_WORLD.Recv(small, 0)
-            COMM_WORLD.Recv(LARGE.copy(), 0)
-            assert small == 0
-
-    run(2, program)
-
-
-def test_a_large_message_does_not_overtake_a_small_one_behind_the_bytes_of_another():
-    def program():
-        if COMM_WORLD.rank == 0:
-            first = COMM_WORLD.Isend(LARGE, 1, 1)
+            first = [COMM_WORLD.Isend(LARGE, 1, 1)] if is_behind else []
             here().sleep(1.0)
             small = COMM_WORLD.Isend(np.zeros(1), 1)
-            first.Test()  # its bytes leave, in less than the latency of the small one
-            VirtualRequest.Waitall([first, small, COMM_WORLD.Isend(LARGE, 1)])
+            for message in first:
+                message.Test()
+            VirtualRequest.Waitall([*first, small, COMM_WORLD.Isend(LARGE, 1)])
             return None
-        COMM_WORLD.Recv(LARGE.copy(), 0, 1)
+        if is_behind:
+            COMM_WORLD.Recv(LARGE.copy(), 0, 1)
+        else:
+            here().compute(3.0)
         statuses = [MPI.Status() for _ in range(2)]
         for status in statuses:
             COMM_WORLD.Recv(LARGE.copy(), 0, 0, status)
@@ -284,8 +272,8 @@ def test_messages_carry_checksums(nbytes):
 
     def program():
         data = given.copy() if COMM_WORLD.rank == 0 else np.zeros(nbytes, np.uint8)
-        transport = CheckedTransport(COMM_WORLD)
-        make = transport.recv_init if COMM_WORLD.rank else transport.send_init
+        ends = CheckedTransport(COMM_WORLD)
+        make = ends.recv_init if COMM_WORLD.rank else ends.send_init
         request = make(data, 1 - COMM_WORLD.rank, 0)
         request.Start()
         request.Wait()
@@ -302,8 +290,7 @@ def test_large_messages_of_two_ranks_take_turns():
     def program():
         if COMM_WORLD.rank == 0:
             back = COMM_WORLD.Irecv(LARGE.copy(), 1)
-            for request in [COMM_WORLD.Isend(LARGE, 1, tag) for tag in (1, 2)]:
-                request.Wait()
+            VirtualRequest.Waitall([COMM_WORLD.Isend(LARGE, 1, tag) for tag in (1, 2)])
         else:
             first, second = (COMM_WORLD.Irecv(LARGE.copy(), 0, tag) for tag in (1, 2))
             first.Wait()
@@ -322,10 +309,8 @@ def test_ranks_of_a_round_send_at_once_although_one_is_ahead():
     answer at once, and let the bytes of rank 0 leave before the answer to its own message."""
 
     def program():
-        items, small = np.zeros(200_000, np.uint8), np.zeros(1)
-        plan = bind(
-            build("allreduce", "ring", 2), Transport(COMM_WORLD), Operands(None, items), np.add
-        )
+        operands, small = Operands(None, np.zeros(200_000, np.uint8)), np.zeros(1)
+        plan = bind(build("allreduce", "ring", 2), Transport(COMM_WORLD), operands, np.add)
         if COMM_WORLD.rank == 0:
             plan.Start()
             COMM_WORLD.Isend(small, 1, 9)
