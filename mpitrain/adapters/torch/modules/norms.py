@@ -1,5 +1,6 @@
 """Torch's batch norm over the batch of all replicas, whichever module or function calls it."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -58,6 +59,9 @@ class Norms(TorchFunctionMode):
             if id(norm) in self.moving and own in norm._buffers
         }
         self.running = frozenset(self._running)
+        # What is compiled looks at them, and would be compiled for each pass.
+        run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
+        self._forwards = [partial(run, self, _forward_of(norm)) for _, norm in self._norms]
 
     @property
     def mixes(self) -> bool:
@@ -82,11 +86,10 @@ class Norms(TorchFunctionMode):
                 kept = self.xp.array(as_array(norm.get_buffer(own).double()))
             # Torch's code counts, too.
             running[name] = as_tensor(kept.copy() if own == _RUNNING[2] else kept)
-        forwards = [vars(norm).get("forward") for _, norm in self._norms]
-        for (_, norm), forward in zip(self._norms, forwards, strict=True):
-            # A synchronised one's code would go by torch.distributed.
-            kind: Any = _BATCH_NORM if type(norm) is nn.SyncBatchNorm else type(norm)
-            vars(norm)["forward"] = partial(self._run, forward or partial(kind.forward, norm))
+        every = [vars(norm) for _, norm in self._norms]
+        given = [{key: one[key] for key in ("forward",) if key in one} for one in every]
+        for one, forward in zip(every, self._forwards, strict=True):
+            one["forward"] = forward
         try:
             with having(self._module, {**values, **running}):
                 self._owners = {
@@ -99,17 +102,9 @@ class Norms(TorchFunctionMode):
                     yield
         finally:
             self._owners = before
-            for (_, norm), forward in zip(self._norms, forwards, strict=True):
-                del vars(norm)["forward"]
-                vars(norm).update({"forward": forward} if forward else {})
-
-    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A norm's own code; a checkpoint may run it again, when no mode is on."""
-        called = self.is_called
-        with self:
-            found = forward(*args, **kwargs)
-        self.is_called = called
-        return found
+            for one, own_forward in zip(every, given, strict=True):
+                one.pop("forward", None)
+                one.update(own_forward)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -151,6 +146,21 @@ class Norms(TorchFunctionMode):
         normal = normal.transpose(1, -1).to(x.dtype)  # 16 bits are rounded once, as in torch
         # The result is contiguous as torch's own, lest a module's view() of it fail.
         return normal.contiguous() if x.is_contiguous() else normal
+
+
+def _run(norms: Norms, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A norm's own code; a checkpoint may run it again, when no mode is on."""
+    called = norms.is_called
+    with norms:
+        found = forward(*args, **kwargs)
+    norms.is_called = called
+    return found
+
+
+def _forward_of(norm: nn.Module) -> Callable[..., Any]:
+    """A norm's own code; that of a synchronised one would go by torch.distributed."""
+    kind: Any = _BATCH_NORM if type(norm) is nn.SyncBatchNorm else type(norm)
+    return vars(norm).get("forward") or partial(kind.forward, norm)
 
 
 class _Normalised(torch.autograd.Function):
