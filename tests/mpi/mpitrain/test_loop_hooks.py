@@ -282,20 +282,37 @@ def test_values_of_the_past_are_nobodys(comm, folder):
 
 
 class Annealed(torch.nn.Module):
-    """With attributes that its program changes, batch norm and a cut between them."""
+    """With attributes and a buffer that its program sets, batch norm and a cut between them."""
 
     def __init__(self):
         super().__init__()
         self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
         self.norm, self.heat, self.own = torch.nn.BatchNorm1d(16), 1.0, SimpleNamespace(heat=1.0)
+        self.register_buffer("shift", torch.zeros(()))
 
     def forward(self, x):
-        return self.leave(self.norm(self.enter(x) * self.heat).tanh() * self.own.heat)
+        y = self.norm(self.enter(x) * self.heat).tanh() + self.shift
+        return self.leave(y * self.own.heat)
 
     def anneal(self, *_):
         self.heat *= 1.1
         self.own.heat *= 1.1
         self.norm.momentum *= 0.9
+        self.shift = torch.tensor(self.heat - 1)
+
+
+class Deep(Annealed):
+    """With an attribute that only the program's own module has."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.own = {"own": self.own}, None
+
+    def forward(self, x):
+        return self.leave(self.norm(self.enter(x)).tanh() * self.deep["own"].heat)
+
+    def anneal(self, *_):
+        self.deep["own"].heat *= 1.1
 
 
 class Heat(torch.nn.Module):
@@ -317,7 +334,7 @@ class Twice(torch.nn.Sequential):
         self[0][0].heat *= 1.1
 
 
-@pytest.mark.parametrize("by", ["record", "hook", "loop", "twice"])
+@pytest.mark.parametrize("by", ["record", "hook", "loop", "twice", "deep"])
 def test_attributes_of_the_module_may_change_between_steps(folder, by):
     def on_record(record):
         if isinstance(record, Step) and by in ("record", "twice"):
@@ -328,12 +345,15 @@ def test_attributes_of_the_module_may_change_between_steps(folder, by):
             annealed.anneal()
 
     parallel = {"zero": 3} if MPI.COMM_WORLD.size % 2 else {"pipe": 2}
-    make, cuts = (Twice, ()) if by == "twice" else (Annealed, ["enter"])
+    made = {"twice": (Twice, ()), "deep": (Deep, ())}
+    make, cuts = made.get(by, (Annealed, ["enter"]))
     asked = {"parallel": parallel, "cuts": cuts, "micro_batches": 1, "shadow": 8, "epochs": 2}
+    if by == "deep":
+        asked |= {"parallel": {}, "shadow": 0}
     torch.manual_seed(7)
     annealed = make()
     with job(folder, model=annealed, before_step=before_step, **asked) as trainer:
-        if by == "loop":
+        if by in ("loop", "deep"):
             for epoch in range(2):
                 for _ in trainer.steps(epoch):
                     annealed.anneal()

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpitrain import trainer
 from mpitrain.__main__ import main
-from mpitrain.adapters.torch.modules import stand_ins
+from mpitrain.adapters.torch.modules import norms
 from mpitrain.certify.certificate import Certifier, _Reference
 from mpitrain.certify.loops import install
 from mpitrain.certify.record import HERE, MUTATIONS, Session
@@ -292,12 +292,12 @@ def test_running_values_of_batch_norm_are_compared(tmp_path, monkeypatch):
     install(trainer)
     found = certifier(tmp_path, program, 2, sees_torch=False)
     assert found.refer().verdict == found.certify({}).verdict == "PASS"
-    usual = stand_ins.follow
+    usual = norms.follow
 
     def follow(state, mean, squares, count, part):
         usual(state, mean, squares, count, part / 2)
 
-    monkeypatch.setattr(stand_ins, "follow", follow)
+    monkeypatch.setattr(norms, "follow", follow)
     wrong = found.certify({}, "of this test")  # beside the same reference
     assert (wrong.verdict, wrong.where) == ("FAIL", "parameters after step 1")
     assert "part1.running_" in wrong.text

@@ -16,7 +16,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.functions.optimizer import TorchOptimizer
-from mpitrain.adapters.torch.modules import stand_ins
+from mpitrain.adapters.torch.modules import norms
 from mpitrain.adapters.torch.modules.layer import TorchLayer
 from mpitrain.adapters.torch.shadow import shadow
 from mpitrain.config import ConfigError
@@ -71,7 +71,7 @@ def lines(caplog):
 
 
 def held(norm):
-    """A function that holds on to a module, which is copied for a batch norm alone."""
+    """A function that holds on to a module, which is copied for cuts alone."""
     module = Of(
         lambda m, x: m.b(m.norm(m.held(x))), a=nn.Linear(6, 6), norm=norm, b=nn.Linear(6, 1)
     )
@@ -148,7 +148,7 @@ def test_what_would_train_other_numbers_is_told_in_the_first_steps(tmp_path, kin
 
 def test_what_another_check_finds_is_told_in_its_words(tmp_path):
     with pytest.raises(ConfigError, match=r"step 1: part0 follows from a\.\w+ by another way than"):
-        fitted(tmp_path, lambda: held(nn.BatchNorm1d(6)).double())
+        fitted(tmp_path, lambda: held(nn.Tanh()).double(), cuts=["norm"])
 
 
 def normed():
@@ -170,7 +170,7 @@ DECAYS = {
         (TorchLoss, "_of", 3, "the loss is 3 times torch's", {}),
         (TorchLoss, "_of", float("nan"), "the loss is nan, and .* in torch", {}),
         (TorchOptimizer, "apply", 0.5, "the update of 0.weight is 1/2 of torch's", {}),
-        (stand_ins, "follow", 0.5, "the new value of 1.running_mean is 1/2 of torch's", NORMED),
+        (norms, "follow", 0.5, "the new value of 1.running_mean is 1/2 of torch's", NORMED),
         (TorchLayer, "backward", 0.5, "the gradient of .* torch's", HALF),
         (TorchOptimizer, "made", 0.0, "the update of 0.weight is not torch's", DECAYS),
     ],
@@ -271,6 +271,7 @@ def one_cycle(optimizer):
 #: tests/zoo draws others, in both types.
 RIGHT = {
     "holds on to itself": {"model": lambda: held(nn.Dropout(0.2))},
+    "batch norm beside it": {"model": lambda: held(nn.BatchNorm1d(6))},
     "keeps a graph": {"model": graphed},
     "batch norm in a checkpoint": {"model": between(
         lambda m, x: torch.utils.checkpoint.checkpoint(m.norm, x, use_reentrant=False),

@@ -12,12 +12,12 @@ from torch import nn
 from mpitrain.adapters.torch.arrays import as_array, named_tensors
 from mpitrain.adapters.torch.checks import module_class
 from mpitrain.adapters.torch.checks.module_class import ELSEWHERE, ImpureModule, is_held
-from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, having, options
+from mpitrain.adapters.torch.checks.probe import Form, Tensors, arguments, cast, options
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS, OwnLoss
 from mpitrain.adapters.torch.modules.cutting import has_hooks
 from mpitrain.adapters.torch.modules.drawing import Drawing, Seeded, reset, states_of_generators
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Draws
-from mpitrain.adapters.torch.modules.stand_ins import Batch, BatchNormStandIn, set_context
+from mpitrain.adapters.torch.modules.norms import Norms
 from mpitrain.adapters.torch.modules.tensor_parallel import Region
 from mpitrain.arrays import Array
 from mpitrain.nn.context import Context
@@ -52,7 +52,7 @@ class Watched:
         constants: buffers and frozen parameters behind the latest pass, by name.
         changed: names of those that it changed, as far as torch counts changes.
         own_loss: calls the module.
-        norm: takes batch norm that is no module.
+        norms: takes batch norm.
         only_loss: whether other outputs than the module's own loss are left out.
         narrow, wide: types of all numbers in the outputs of trials and of others, if the module has
             several; None: that in which they are computed.
@@ -74,7 +74,7 @@ class Watched:
         self.changed: frozenset[str] = frozenset()
         self._has_frozen = not all(p.requires_grad for p in module.parameters())
         self.verdict = Verdict()
-        self.own_loss, self.norm = OwnLoss(self.say), Batch()
+        self.own_loss, self.norms = OwnLoss(self.say), Norms(module, training)
         self.only_loss = False
         self.narrow: torch.dtype | None = None
         self.wide: torch.dtype | None = None
@@ -97,7 +97,7 @@ class Watched:
         Raises:
             ImpureModule: the module draws random numbers that nobody can key, or gives no tensors.
         """
-        with having(self.module, values):
+        with self.norms.having(values):
             self.region.clear()
             return self._forward(*arguments(x, self._options, self.takes))
 
@@ -110,10 +110,10 @@ class Watched:
     def _forward(self, args: Any, kwargs: Any) -> Tensors:
         states = states_of_generators()
         before = self._marks()
-        with self.source, self.norms():
+        with self.source:
             outputs: Tensors = self.own_loss(self.module, args, kwargs)
         self.region.clear()
-        self.norm.is_called = bool(self.norm.is_called)
+        self.norms.is_called = bool(self.norms.is_called)
         self.drew = reset(states)
         if fault := getattr(self.module.forward, "fault", ""):  # a part of a module has one
             self.say(f"{fault}; cut elsewhere, or leave cuts out")
@@ -134,14 +134,14 @@ class Watched:
                 )
         return cast(outputs, self.wide)
 
-    def norms(self) -> AbstractContextManager[Any]:
-        """Code that may call batch norm as a function, as far as passes have shown."""
-        return nullcontext() if self.norm.is_called is False else self.norm
-
     def _marks(self) -> dict[str, tuple[int, int, int]]:
         """Marks of the constants; changes by .data or NumPy in their memory do not show."""
         every = named_tensors(self.module) if self._has_frozen else self.module.named_buffers()
-        self.constants = {n: one for n, one in dict(every).items() if not one.requires_grad}
+        self.constants = {
+            name: one
+            for name, one in dict(every).items()
+            if not one.requires_grad and name not in self.norms.running
+        }
         return {n: (id(one), one._version, one.data_ptr()) for n, one in self.constants.items()}
 
     def beginning(self, context: Context) -> dict[str, Array]:
@@ -192,8 +192,9 @@ class Watched:
             yield
         finally:
             for (part, _), mode in zip(self._modes, before, strict=True):
-                if not training and part.training and isinstance(part, BatchNormStandIn):
-                    self.say(f".{part.stand_in.name} is a batch norm in training mode in a test")
+                if not training and part.training and id(part) in self.norms.moving:
+                    name = self.norms.moving[id(part)]
+                    self.say(f".{name} is a batch norm in training mode in a test")
                 vars(part)["training"] = mode
 
 
@@ -279,8 +280,7 @@ class Call:
         """Tell the parts that communicate about the pass."""
         self._begun = context
         self.watched.region.xp = self.xp
-        set_context(self.watched.module, context, self.xp, counts=self.counts)
-        self.watched.norm.begin(context, self.xp, counts=self.counts)
+        self.watched.norms.begin(context, self.xp, counts=self.counts)
         self.watched.own_loss.step = context.step if context.training else None
 
     def _run(
@@ -313,7 +313,7 @@ class Call:
         drawn = source.again() if draws else nullcontext()
         mode = watched.in_mode(training=self.context.training)
         states = states_of_generators()
-        with having(watched.module, self.values), mode, drawn, watched.norms():
+        with watched.norms.having(self.values), mode, drawn:
             yield
         if draws and source.fault:
             watched.say(f": {source.fault}")

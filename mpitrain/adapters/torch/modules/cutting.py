@@ -23,7 +23,7 @@ from mpitrain.adapters.torch.modules.trial import MANY, Crossing, Result, Trial,
 from mpitrain.arrays import Array
 from mpitrain.fields import fields
 
-#: Modules that stand-ins replace, with results in the shape of their inputs.
+#: Modules with results in the shape of their inputs, which a part may do without.
 _REPLACED = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
 

@@ -33,7 +33,6 @@ from mpitrain.adapters.torch.modules.calls import Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
 from mpitrain.adapters.torch.modules.splits import Plan
-from mpitrain.adapters.torch.modules.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.adapters.torch.modules.tensor_parallel import Region, Share
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields, joined, zeros
@@ -47,7 +46,7 @@ class TorchModule(Layer):
     """A module as a layer, but for its passes.
 
     Attributes:
-        module: the module, with stand-ins.
+        module: the module, or this rank's share of it.
         prefix: prefix of the parameters' names in the whole module.
         plan: how tensor ranks share the module.
         whole: module whose constants this layer reports: its own, or the one that it and the layers
@@ -81,14 +80,13 @@ class TorchModule(Layer):
         self.whole: torch.nn.Module | None = module
         training = module.training if training is None else training
         refuse(name, module)
-        module = with_stand_ins(module, training)
         self.module, self.prefix, self.plan = module, prefix, Plan()
         self._alone: TorchModule | None = None
         self.lent, self.moving = Lent({}), set[int]()
         self._share = Share(module, Region(TensorGroup()))
         self._types: dict[str, torch.dtype] = {}
         self._watched = Watched(name, module, training, self._share.region, takes)
-        self.mixes = any(True for _ in stand_ins(module))
+        self.mixes = self._watched.norms.mixes
         self.trained_names = {id(p): n for n, p in self._given.named_parameters()}
         self._known = dict[Any, Shape]()
         self._forwards = self._filler = 0
@@ -108,9 +106,10 @@ class TorchModule(Layer):
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Buffers and frozen parameters."""
+        """Buffers and frozen parameters, but for running values of batch norm."""
         for name, one in named_tensors(self.module).items():
-            if not (isinstance(one, torch.nn.Parameter) and one.requires_grad):
+            is_trained = isinstance(one, torch.nn.Parameter) and one.requires_grad
+            if not is_trained and name not in self._watched.norms.running:
                 yield name, one.detach()
 
     def brought(self) -> dict[str, Array]:
@@ -183,8 +182,7 @@ class TorchModule(Layer):
     def _moved_by(self, x: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs for a sample in training mode, and what changes of copies of the constants."""
         watched, before = self._watched, dict(self._constants())
-        set_context(self.module, RESTING, np, counts=True)
-        watched.norm.begin(RESTING, np, counts=True)
+        watched.norms.begin(RESTING, np, counts=True)
         watched.state, watched.source = frozenset(before), nullcontext()  # any of them may be
         source = Drawing(watched.draws, RESTING, np, ())
         try:
@@ -197,7 +195,7 @@ class TorchModule(Layer):
         if not source.drew:  # no further trial is needed
             watched.modes.discard(True)
             watched.seen.add(True)
-        self.mixes = self.mixes or bool(watched.norm.is_called)
+        self.mixes = watched.norms.mixes
         after, watched.constants = watched.constants, {}
         kept = {n for n in after.keys() - watched.changed if same(after[n], before[n])}
         return found, {name: after[name] for name in after.keys() - kept}
@@ -238,11 +236,11 @@ class TorchModule(Layer):
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """Running values of batch norm, and constants that follow from parameters, by name."""
-        own = {n: b.double() for n, b in self._constants() if n in self._watched.state}
-        return {name: as_array(values).astype(dtype) for name, values in own.items()} | {
-            f"{name}.{own}" if name else own: values
-            for name, part in stand_ins(self.module)
-            for own, values in part.state(dtype).items()
+        names = self._watched.state | self._watched.norms.running
+        return {
+            name: as_array(one.double()).astype(dtype)
+            for name, one in named_tensors(self.module).items()
+            if name in names
         }
 
     def _buffers(self, like: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

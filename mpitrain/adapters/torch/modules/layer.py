@@ -22,7 +22,7 @@ from mpitrain.adapters.torch.checks.module import (
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, untouched
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, set_attributes, untouched
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
@@ -39,7 +39,7 @@ class TorchLayer(TorchModule):
     """A module as a layer, for pipelines, ZeRO, checkpoints and all else.
 
     The parameters of a call become the module's for the call, on the CPU or a GPU; nothing is
-    copied.  Stand-ins replace torch's batch norm: moments are over the batch of all replicas.
+    copied.  Moments of batch norm are over the batch of all replicas.
     Random numbers depend on seed, step, place, sample and position in the sample.  Training is in
     training mode but for parts that are held in evaluation mode, and tests are in evaluation mode.
     Otherwise, a module must be a function of its parameters and its input.  One that changes
@@ -55,10 +55,10 @@ class TorchLayer(TorchModule):
     def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         """Take attributes that the program has set, by the names of the whole module's parts.
 
-        The module of a layer with batch norm, cuts or splits is a copy of the program's.
+        The module of a layer with cuts or splits is a copy of the program's.
         """
         for name, part in self.module.named_modules(remove_duplicate=False):
-            vars(part).update(changed.get(f"{self.prefix}{name}".rstrip("."), {}))
+            set_attributes(vars(part), changed.get(f"{self.prefix}{name}".rstrip("."), {}))
         self._watched.own_loss.forget()
 
     def shared(self, group: TensorGroup) -> "TorchLayer":

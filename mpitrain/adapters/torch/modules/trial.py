@@ -278,7 +278,7 @@ class _TrialRun:
                 module.train()
                 for part in inner:
                     if isinstance(part, nn.modules.dropout._DropoutNd):
-                        part.eval()  # a stand-in draws the same numbers in all parts
+                        part.eval()  # it draws the same numbers in all parts
                 args, kwargs = arguments(given, options(module))
                 with having(module, kept):
                     found, _ = outputs_of(module(*args, **kwargs))
