@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.seeded import of_collectives, of_mpitrain
 from tests.seeded.fault import ROOT, Fault
-from tests.seeded.faults import FAULTS
 
+FAULTS = [*of_collectives.FAULTS, *of_mpitrain.FAULTS]
 #: They look the faults up in the code, and would notice each.
 OF_THE_FAULTS = "tests/unit/test_seeded.py"
 LAUNCHER = os.environ.get("MPIEXEC", "mpiexec")

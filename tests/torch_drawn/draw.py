@@ -116,7 +116,7 @@ class Draw:
     def shape(self) -> tuple[int, ...]:
         return self.all.choice(SHAPES)
 
-    def rows(self, most: int = 5) -> tuple[int, ...]:
+    def rows(self) -> tuple[int, ...]:
         """The shape of a row or of nothing, behind a number of rows."""
         return self.all.choice(((), (1,), (3,), (2, 2), (0,), (6_000,)))
 
