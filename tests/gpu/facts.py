@@ -35,7 +35,6 @@ def ucx():
 
 
 def memory():
-    """What the stand-in cannot show: an allocation that ends, and one that is too large."""
     import cupy
 
     x = cupy.zeros(1 << 20, "f4")

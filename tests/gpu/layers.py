@@ -89,22 +89,18 @@ def losses():
 def optimizers():
     import cupy
 
-    cases = (SGD(0.9, 0.1), SGD(0.9, 0.1, True), Adam(), Adam(weight_decay=0.1, decoupled=True))
+    cases = (SGD(0.9, 0.1), SGD(0.9, 0.1, True), Adam(), Adam(weight_decay=0.1, decoupled=True),
+             LARS(0.9, 0.1), LAMB(weight_decay=0.1))  # fmt: skip
     for optimizer in cases:
         host = [drawn("float32", 1000, seed=n) for n in range(2 + len(optimizer.slots))]
         host[-1] = np.abs(host[-1])
         device = [cupy.asarray(x) for x in host]
         for p, g, *slots in (host, device):
             state = dict(zip(optimizer.slots, slots, strict=True))
-            optimizer.take_step(p, g, state, 3, 0.1, 0.5)
-        close("float32", device, host)
-    for optimizer in (LARS(0.9, 0.1), LAMB(weight_decay=0.1)):
-        host = [drawn("float32", 1000, seed=n) for n in range(2 + len(optimizer.slots))]
-        host[-1] = np.abs(host[-1])
-        device = [cupy.asarray(x) for x in host]
-        for p, g, *slots in (host, device):
-            state = dict(zip(optimizer.slots, slots, strict=True))
-            optimizer.apply(p, optimizer.prepare(p, g, state, 3), state, 0.1)
+            if optimizer.layerwise:
+                optimizer.apply(p, optimizer.prepare(p, g, state, 3), state, 0.1)
+            else:
+                optimizer.take_step(p, g, state, 3, 0.1, 0.5)
         close("float32", device, host)
     return "sgd, nesterov, adam, adamw, lars, lamb"
 

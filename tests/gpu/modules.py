@@ -54,10 +54,8 @@ def module(outputs=3):
     )
 
 
-def run(device, **given):
+def run(device, classes=0, steps=4, **given):
     """Losses and norms of steps, the test's numbers, and the module's values at the end."""
-    classes = given.pop("classes", 0)
-    steps = given.pop("steps", 4)
     data = Samples(classes)
     settings = {
         "model": lambda: module(classes or 3), "train_data": data, "test_data": data,
@@ -106,11 +104,6 @@ CHECKS = [
     Check(9, "torch.zero 3", trainer(parallel={"zero": 3}, micro_batches=2), (2,), 120.0),
     Check(9, "torch.recompute", trainer(parallel={"recompute": True}), (1,), 120.0),
     Check(9, "torch.pipe", trainer(parallel={"pipe": 2}, micro_batches=2), (2,), 120.0),
-    Check(
-        9,
-        "torch.optimizer",
-        trainer(optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), optim={}),
-        (1, 2),
-        120.0,
-    ),
-]
+    Check(9, "torch.optimizer",
+          trainer(optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), optim={}), (1, 2), 120.0),
+]  # fmt: skip

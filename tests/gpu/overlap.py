@@ -68,8 +68,7 @@ def hidden(road):
     import cupy
 
     is_dry = hasattr(cupy, "machine")
-    shape = (2, 64, 16, 2) if is_dry else (12, 768, 1024, 4)
-    layers, width, context, batch = shape
+    layers, width, context, batch = (2, 64, 16, 2) if is_dry else (12, 768, 1024, 4)
     steps = 2 if is_dry else 20
     world = MPI.COMM_WORLD
     with TemporaryDirectory() as folder:

@@ -152,8 +152,7 @@ def slow_sums(road, turns):
 
 
 def other_streams(road):
-    right = slow_sums(road, 5)
-    assert all(right), f"turns: {right}"
+    assert all(right := slow_sums(road, 5)), f"turns: {right}"
     return "5 turns"
 
 

@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
     stage: int
     ranks: int
     works: bool
-    seconds: float
     detail: str
+    seconds: float
 
 
 def run(checks: Sequence[Check], ranks: int, *, dry_run: bool) -> list[Outcome]:
@@ -64,10 +64,9 @@ def run(checks: Sequence[Check], ranks: int, *, dry_run: bool) -> list[Outcome]:
     if any(check.is_killed for check in checks):
         works = bool(process.returncode) and not told and not why
         missing = works, why or f"exit code {process.returncode}", missing[2]
-    found = []
-    for check in checks:
-        works, detail, seconds = told.get(check.name, missing)
-        found.append(Outcome(check.name, check.stage, ranks, works, seconds, detail))
+    found = [
+        Outcome(check.name, check.stage, ranks, *told.get(check.name, missing)) for check in checks
+    ]
     if process.returncode and all(one.works for one in found) and told:
         found[-1] = found[-1]._replace(works=False, detail=missing[1])
     return found

@@ -30,7 +30,7 @@ class Ranks:
         self.progresses = [Progress() for _ in range(size)]
         self.transports = []
         for local, memory in zip(connect(size), self.memories):
-            recorded = RecordedLocal(local, self.machine)
+            recorded = RecordedLocal(local)
             staged = StagedTransport(recorded, memory)
             self.transports.append(staged if road == "staged" else recorded)
         self.streams = []

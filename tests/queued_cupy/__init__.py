@@ -16,19 +16,16 @@ and writes.
 import sys
 
 from tests.queued_cupy import nccl
+from tests.queued_cupy.counts import counts
 from tests.queued_cupy.machine import Machine
 from tests.queued_cupy.messages import Recorded, RecordedLocal, RecordedTransport
-from tests.queued_cupy.raw import twin
 from tests.queued_cupy.runtime import Runtime, modules
 
-__all__ = ["Machine", "Recorded", "RecordedLocal", "RecordedTransport", "install", "twin"]
+__all__ = ["Machine", "Recorded", "RecordedLocal", "RecordedTransport", "install"]
 
 
 def install(patch, machine=None):
     """Puts ``cupy`` into ``sys.modules``, until ``patch`` takes it away; returns it."""
-    from tests.queued_cupy import twins  # noqa: F401
-    from tests.queued_cupy.counts import counts
-
     counts.reset()
     runtime = Runtime(machine or Machine())
     made = modules(runtime, nccl.module(runtime))

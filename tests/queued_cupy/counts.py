@@ -14,7 +14,6 @@ class Counts:
     Attributes:
         kernels: launched, by the operation's name.
         syncs: times that the host waited for the device, by (why, "file.py:line").
-        uploads: arrays that were copied from the host.
         broadcast_matmuls: products of arrays of unequally many axes, by "file.py:line": CuPy copies
             both operands for them, and multiplies matrix by matrix.
         allowed: whether the host may wait.
@@ -29,7 +28,6 @@ class Counts:
     def reset(self):
         self.kernels = Counter()
         self.syncs = Counter()
-        self.uploads = 0
         self.broadcast_matmuls = Counter()
 
     @property

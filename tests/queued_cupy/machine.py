@@ -46,11 +46,6 @@ class Race(NamedTuple):
 class Op:
     """Something that a stream does; it may have to wait for other ranks until it ``is_ready``."""
 
-    __slots__ = (
-        *("act", "after", "clock", "done", "is_ready", "name", "number", "reads", "stream"),
-        "writes",
-    )
-
     def __init__(self, stream, name, act, after, clock, reads, writes):
         self.stream, self.name, self.act, self.after = stream, name, act, after
         self.clock, self.reads, self.writes = clock, reads, writes
@@ -101,7 +96,6 @@ class Machine:
 
     Attributes:
         races: what nobody has ordered.
-        launches: operations queued so far.
         waits: how often the host has waited.
     """
 
@@ -114,7 +108,7 @@ class Machine:
         self.null = [self.stream(device, blocking=True) for device in range(devices)]
         self.host = {}
         self.races = []
-        self.launches = self.waits = 0
+        self.waits = 0
         self._used = []
         self._queued = deque()
         self._flights = []
@@ -145,7 +139,6 @@ class Machine:
             return self._launch(stream, name, act, tuple(reads), tuple(writes))
 
     def _launch(self, stream, name, act, reads, writes):
-        self.launches += 1
         for one in (*reads, *writes):
             self._expect_reachable(one, stream.device, name)
         after = [op for op in (stream.last, *stream.awaited) if op is not None]

@@ -4,8 +4,13 @@ import sys
 
 import numpy as np
 
+from collectives.execution.local import LocalTransport
 from collectives.execution.transport.mpi import MPITransport
 from tests.queued_cupy.machine import Range, bounds
+
+
+def _host(data):
+    return np.asarray(getattr(data, "_a", data))
 
 
 class Recorded:
@@ -36,53 +41,38 @@ class Recorded:
         self.inner.Free()
 
 
-class RecordedLocal:
-    """Around the transport of ranks in one process."""
+class _Recording:
+    """Beside a transport's class, as its messages go; without a stand-in, it records none."""
 
-    def __init__(self, inner, machine):
-        self.inner, self.machine = inner, machine
-        self.rank, self.size, self.longest = inner.rank, inner.size, inner.longest
+    given = staticmethod(lambda data: data)  # what the transport itself has
 
     def send_init(self, data, peer, tag):
-        inner = self.inner.send_init(_host(data), peer, tag)
-        return Recorded(inner, self.machine, data, True)
+        return _recorded(super().send_init(self.given(data), peer, tag), data, True)
 
     def recv_init(self, data, peer, tag):
-        inner = self.inner.recv_init(_host(data), peer, tag)
-        return Recorded(inner, self.machine, data, False)
+        return _recorded(super().recv_init(self.given(data), peer, tag), data, False)
 
     def testall(self, requests):
-        done = self.inner.testall([request.inner for request in requests])
-        if done:
-            for request in requests:
+        done = super().testall([getattr(request, "inner", request) for request in requests])
+        for request in requests if done else ():
+            if isinstance(request, Recorded):
                 request.land()
         return done
 
 
-def _host(data):
-    return np.asarray(getattr(data, "_a", data))
-
-
-class RecordedTransport(MPITransport):
+class RecordedTransport(_Recording, MPITransport):
     """MPI's, for ``Communicator(transport=)``; mpi4py finds device memory by its own road."""
 
-    def send_init(self, data, peer, tag):
-        return self._recorded(super().send_init(data, peer, tag), data, True)
 
-    def recv_init(self, data, peer, tag):
-        return self._recorded(super().recv_init(data, peer, tag), data, False)
+class RecordedLocal(_Recording, LocalTransport):
+    """Of a rank in this process, as the transport that it is made of."""
 
-    @staticmethod
-    def _recorded(inner, data, sends):
-        machine = getattr(sys.modules.get("cupy"), "machine", None)
-        return inner if machine is None else Recorded(inner, machine, data, sends)
+    given = staticmethod(_host)
 
-    @staticmethod
-    def testall(requests):
-        inner = [getattr(request, "inner", request) for request in requests]
-        done = MPITransport.testall(inner)
-        if done:
-            for request in requests:
-                if isinstance(request, Recorded):
-                    request.land()
-        return done
+    def __init__(self, local):
+        super().__init__(local.rank, local.size, (local.sends, local.recvs))
+
+
+def _recorded(inner, data, sends):
+    machine = getattr(sys.modules.get("cupy"), "machine", None)
+    return inner if machine is None else Recorded(inner, machine, data, sends)

@@ -7,13 +7,13 @@ from mpi4py import MPI
 
 from tests.queued_cupy.machine import Range, view_at
 
-_TYPES = {"INT8": np.int8, "UINT8": np.uint8, "INT32": np.int32, "UINT32": np.uint32,
-          "INT64": np.int64, "UINT64": np.uint64, "FLOAT16": np.float16, "FLOAT32": np.float32,
-          "FLOAT64": np.float64}  # fmt: skip
-_NUMBERS = dict(zip(_TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 8)))
-_KINDS = {number: np.dtype(_TYPES[name]) for name, number in _NUMBERS.items()}
-_OPERATIONS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3}
-_MPI = {0: MPI.SUM, 1: MPI.PROD, 2: MPI.MAX, 3: MPI.MIN}
+#: In the order of NCCL's numbers.
+_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+_OPERATIONS = ("SUM", "PROD", "MAX", "MIN")
+
+
+def _operation(number):
+    return getattr(MPI, _OPERATIONS[number])
 
 
 def module(runtime):
@@ -21,8 +21,9 @@ def module(runtime):
     made = ModuleType("cupy.cuda.nccl")
     made.available = True
     made.NcclError = type("NcclError", (RuntimeError,), {})
-    for name, number in (*_NUMBERS.items(), *_OPERATIONS.items()):
-        setattr(made, f"NCCL_{name}", number)
+    for names in (_TYPES, _OPERATIONS):
+        for number, name in enumerate(names):
+            setattr(made, f"NCCL_{name.upper()}", number)
     made.get_unique_id = lambda: b"unique" + bytes(122)
     made.NcclCommunicator = lambda ndev, commId, rank: Communicator(runtime, ndev, commId, rank)
     return made
@@ -38,11 +39,11 @@ class Communicator:
         self.runtime, self.comm = runtime, comm.Dup()
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-        move = lambda s, r: self.comm.Iallreduce(s, r, _MPI[op])  # noqa: E731
+        move = lambda s, r: self.comm.Iallreduce(s, r, _operation(op))  # noqa: E731
         self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
-        move = lambda s, r: self.comm.Ireduce_scatter_block(s, r, _MPI[op])  # noqa: E731
+        move = lambda s, r: self.comm.Ireduce_scatter_block(s, r, _operation(op))  # noqa: E731
         sent = recvcount * self.comm.size
         self._queue(move, sendbuf, recvbuf, sent, recvcount, datatype, stream)
 
@@ -60,22 +61,20 @@ class Communicator:
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         def move(sent, received):
             mine = received if self.comm.rank == root else None
-            return self.comm.Ireduce(sent, mine, _MPI[op], root)
+            return self.comm.Ireduce(sent, mine, _operation(op), root)
 
         self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
 
     def destroy(self):
         self.comm.Free()
 
-    def abort(self):
-        self.comm.Free()
+    abort = destroy
 
     def _queue(self, move, sendbuf, recvbuf, sent, received, datatype, stream):
         """As a kernel: it begins when the stream has come to it, and what the stream has behind it
         waits until all ranks have come that far."""
-        machine, kind = self.runtime.machine, _KINDS[datatype]
-        queue = machine.streams[stream] if stream else machine.null[self.runtime.thread.device]
-        self.runtime.expect_current(queue)
+        machine, kind = self.runtime.machine, np.dtype(_TYPES[datatype])
+        queue = self.runtime.queue_at(stream)
         source = Range(sendbuf, sendbuf + sent * kind.itemsize)
         target = Range(recvbuf, recvbuf + received * kind.itemsize)
         wide = np.dtype(np.float32) if kind == np.float16 else kind

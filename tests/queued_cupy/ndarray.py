@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from mpi4py import MPI
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tests.queued_cupy.counts import caller, counts
 from tests.queued_cupy.signatures import METHODS, check
@@ -53,15 +54,7 @@ def awaited(why):
     counts.backend.settle()
 
 
-class Flags:
-    """CuPy's, which do not say ``writeable``."""
-
-    def __init__(self, flags):
-        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
-        self.owndata, self.forc = flags.owndata, flags.forc
-
-
-class ndarray:
+class ndarray(NDArrayOperatorsMixin):
     """See the module."""
 
     __module__ = "cupy"
@@ -86,7 +79,6 @@ class ndarray:
         return made
 
     dtype = property(lambda self: self._a.dtype)
-    flags = property(lambda self: Flags(self._a.flags))
     itemsize = property(lambda self: self._a.itemsize)
     nbytes = property(lambda self: self._a.nbytes)
     ndim = property(lambda self: self._a.ndim)
@@ -94,7 +86,11 @@ class ndarray:
     size = property(lambda self: self._a.size)
     strides = property(lambda self: self._a.strides)
     T = property(lambda self: ndarray.of(self._a.T, self._memory))
-    base = property(lambda self: None if self._a.base is None else self)
+
+    @property
+    def flags(self):  # CuPy's do not say ``writeable``
+        own = self._a.flags
+        return SimpleNamespace(c_contiguous=own.c_contiguous, f_contiguous=own.f_contiguous)
 
     @property
     def device(self):
@@ -149,6 +145,9 @@ class ndarray:
 
     def __repr__(self):
         return f"cupy.ndarray({self._a!r})"
+
+    def __imatmul__(self, other):
+        return self @ other  # CuPy's makes a new array
 
     def __array_ufunc__(self, ufunc, method, *inputs, **named):
         if method != "__call__":
@@ -220,7 +219,6 @@ class ndarray:
             raise TypeError(f"Only numpy.ndarray can be set to cupy.ndarray, not {type(arr)}")
         if arr.dtype != self.dtype or arr.shape != self.shape:
             raise TypeError(f"{arr.dtype} array of {arr.shape} cannot be set to {self.dtype}")
-        counts.uploads += 1
         counts.backend.write(self._a, arr, stream)
 
     def _read(self, why):
@@ -228,31 +226,10 @@ class ndarray:
         counts.sync(why)
         return counts.backend.read(unwrapped(self, why))
 
-    def item(self):
-        return self._read("item()").item()
-
     def nonzero(self):
         awaited("nonzero()")
         found = [partial(np.asarray, one) for one in self._a.nonzero()]
         return tuple(launch("nonzero", one, kernels=3 * (n == 0)) for n, one in enumerate(found))
-
-    def tobytes(self, order="C"):
-        return self._read("tobytes()").tobytes(order)
-
-    def tolist(self):
-        return self._read("tolist()").tolist()
-
-    def __float__(self):
-        return float(self._read("float()"))
-
-    def __int__(self):
-        return int(self._read("int()"))
-
-    def __index__(self):
-        return self._read("index()").__index__()
-
-    def __bool__(self):
-        return bool(self._read("bool()"))
 
 
 class MemoryPointer:
@@ -272,7 +249,6 @@ def _read_key(key):
     """The index for NumPy, and whether it selects elements one by one."""
     keys = _keys(key)
     selects = any(isinstance(one, (ndarray, np.ndarray, list)) for one in keys)
-    counts.uploads += sum(isinstance(one, (np.ndarray, list)) for one in keys)
     return tuple(one._a if isinstance(one, ndarray) else one for one in keys), selects
 
 
@@ -280,11 +256,6 @@ def _first(key):
     """An index of as many elements, which are there."""
     is_index = isinstance(key, np.ndarray) and key.dtype != bool
     return np.zeros_like(key) if is_index else key
-
-
-def taken(array, indices, *given, **named):
-    """As ``take`` gives it, but for the numbers."""
-    return np.take(array, np.zeros_like(indices), *given, **named)
 
 
 def _is_mask(key):
@@ -300,16 +271,10 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"Output arguments type must be cupy.ndarray, not {type(out)}")
     options = {} if dtype is None else {"dtype": dtype}
-    target = None if out is None else unwrapped(out, name)
-
-    def run():
-        if target is None:
-            return ufunc(*arrays, **options)
-        ufunc(*arrays, out=target, casting=casting, **options)
-
+    if out is not None:
+        options |= {"out": unwrapped(out, name), "casting": casting}
     given = [one for one in arrays if isinstance(one, np.ndarray)]
-
-    return launch(name, run, reads=given, out=out)
+    return launch(name, partial(ufunc, *arrays, **options), reads=given, out=out)
 
 
 def matmul(a, b, out=None):
@@ -319,71 +284,16 @@ def matmul(a, b, out=None):
         counts.broadcast_matmuls[caller()] += 1
     copies = left.ndim != right.ndim or (left.ndim > 2 and left.dtype.itemsize <= 2)
     kernels = 3 if copies else 1
-    target = None if out is None else out._a
 
     def run():
         if left.dtype.itemsize <= 2 and left.dtype.kind != "i":
             wide = left.astype(np.float32) @ right.astype(np.float32)
-            found = wide.astype(left.dtype)
-        else:
-            found = left @ right
-        if target is None:
-            return found
-        target[...] = found
-        return None
+            return wide.astype(left.dtype)
+        return left @ right
 
-    return launch("matmul", run, kernels=kernels, reads=[left, right], out=out)
-
-
-def _operator(name, ufunc, *, swapped=False):
-    def apply(self, other):
-        if isinstance(other, str) or other is None:
-            return NotImplemented
-        return elementwise(ufunc, *((other, self) if swapped else (self, other)))
-
-    apply.__name__ = name
-    return apply
-
-
-def _in_place(name, ufunc):
-    def apply(self, other):
-        elementwise(ufunc, self, other, out=self)
-        return self
-
-    apply.__name__ = name
-    return apply
-
-
-_OPERATORS = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.true_divide,
-    "floordiv": np.floor_divide,
-    "mod": np.remainder,
-    "pow": np.power,
-    "matmul": np.matmul,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-for _name, _ufunc in _OPERATORS.items():
-    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc))
-    setattr(ndarray, f"__r{_name}__", _operator(_name, _ufunc, swapped=True))
-    if _name != "matmul":  # CuPy's ``@=`` makes a new array
-        setattr(ndarray, f"__i{_name}__", _in_place(_name, _ufunc))
-_COMPARISONS = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
-for _name, _ufunc in _COMPARISONS.items():
-    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc))
-for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolute}.items():
-    setattr(ndarray, f"__{_name}__", lambda self, ufunc=_ufunc: elementwise(ufunc, self))
+    target = None if out is None else out._a
+    act = run if out is None else lambda: np.copyto(target, run())
+    return launch("matmul", act, kernels=kernels, reads=[left, right], out=out)
 
 
 def _method(name, text):
@@ -399,14 +309,8 @@ def _method(name, text):
         if name not in _VIEWS:
             if name == "astype" and not named.get("copy", True) and before.dtype == given[0]:
                 return self
-            return launch(
-                name,
-                run,
-                reads=[self._a, *(one for one in arguments if isinstance(one, np.ndarray))],
-                writes=[self._a] if name == "fill" else (),
-                out=named.get("out"),
-                like=partial(taken, self._a, *arguments, **keywords) if name == "take" else None,
-            )
+            reads = [self._a, *(one for one in arguments if isinstance(one, np.ndarray))]
+            return launch(name, run, reads=reads, out=named.get("out"))
         found = run()
         if found.size and not np.shares_memory(found, before):
             return launch("copy", run, reads=[before])  # CuPy's contiguous copy
@@ -416,5 +320,11 @@ def _method(name, text):
     return call
 
 
+def _conversion(name, convert):
+    return lambda self, *given: convert(self._read(f"{name}()"), *given)
+
+
 for _name, _text in METHODS.items():
     setattr(ndarray, _name, _method(_name, _text))
+for _name in ("item", "tobytes", "tolist", "__bool__", "__float__", "__index__", "__int__"):
+    setattr(ndarray, _name, _conversion(_name, getattr(np.ndarray, _name)))

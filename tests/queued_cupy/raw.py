@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, for which the stand-in runs functions of the same name on NumPy's arrays.
+"""Kernels in CUDA C++, for which the stand-in runs the function of ``twins`` of this name.
 
 A kernel writes what its source does not declare as ``const``."""
 
@@ -6,22 +6,8 @@ import re
 
 import numpy as np
 
+from tests.queued_cupy import twins
 from tests.queued_cupy.ndarray import launch, ndarray, unwrapped
-
-_TWINS = {}
-
-
-def twin(name):
-    """Decorates the function that does what the kernel ``name`` does.
-
-    It gets the launch's arguments, arrays as NumPy's of the same memory, and returns nothing.
-    """
-
-    def register(function):
-        _TWINS[name] = function
-        return function
-
-    return register
 
 
 class RawKernel:
@@ -50,20 +36,7 @@ class RawKernel:
         arrays = [one for one in given if isinstance(one, np.ndarray)]
         writes = [one for one, is_const in zip(given, self.constant) if not is_const]
         writes = [one for one in writes if isinstance(one, np.ndarray)]
-        launch(self.name, lambda: _TWINS[self.name](*given), reads=arrays, writes=writes)
-
-
-class RawModule:
-    """CuPy's: several kernels of one source."""
-
-    def __init__(
-        self, *, code=None, path=None, options=(), backend="nvrtc", translate_cucomplex=False,
-        enable_cooperative_groups=False, name_expressions=None, jitify=False,
-    ):  # fmt: skip
-        self._code, self._options = code, options
-
-    def get_function(self, name):
-        return RawKernel(self._code, name, self._options)
+        launch(self.name, lambda: getattr(twins, self.name)(*given), reads=arrays, writes=writes)
 
 
 def _expect_extents(grid, block):

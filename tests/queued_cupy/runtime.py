@@ -3,17 +3,18 @@
 import ctypes
 import os
 import threading
+from contextlib import contextmanager
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from tests.queued_cupy import raw
+from tests.queued_cupy import namespace
 from tests.queued_cupy.counts import counts
 from tests.queued_cupy.machine import Range, bounds
 from tests.queued_cupy.memory import POISON, SharedMemory
-from tests.queued_cupy.namespace import BY_HAND, Ufunc, asarray, function
-from tests.queued_cupy.ndarray import MemoryPointer, launch, ndarray, unwrapped
+from tests.queued_cupy.ndarray import MemoryPointer, ndarray
+from tests.queued_cupy.raw import RawKernel
 from tests.queued_cupy.signatures import FUNCTIONS, SHARED, UFUNCS
 
 
@@ -84,19 +85,20 @@ class Runtime:
     def leave(self, host, array):
         """A copy to pinned memory of the host, for which nobody waits."""
         if host.size:
-            copy = partial(ctypes.memmove, bounds(host).start, bounds(array).start, host.nbytes)
-            self.machine.launch(self.queue(), "get", copy, [bounds(array)], [bounds(host)])
+            self._move(self.queue(), "get", bounds(array), bounds(host))
 
     def write(self, target, given, stream):
         """On a stream, from pinned memory: read when the copy is done, and kept by nobody."""
         if stream is None:
-            values, where = given.copy(), bounds(target)
+            values = given.copy()
             copy = lambda: np.copyto(target, values)  # noqa: E731
-            self.machine.launch(self.queue(), "set", copy, [], [where])
-            return
-        source, where = bounds(given), bounds(target)
-        copy = partial(ctypes.memmove, where.start, source.start, given.nbytes)
-        self.machine.launch(stream.queue(), "set", copy, [source], [where])
+            self.machine.launch(self.queue(), "set", copy, [], [bounds(target)])
+        else:
+            self._move(stream.queue(), "set", bounds(given), bounds(target))
+
+    def _move(self, queue, name, source, target):
+        copy = partial(ctypes.memmove, target.start, source.start, source.stop - source.start)
+        self.machine.launch(queue, name, copy, [source], [target])
 
     # Memory.
 
@@ -118,21 +120,15 @@ class Runtime:
         return _pinned(length)(self, block)
 
     def memcpyAsync(self, dst, src, size, kind, stream):
-        queue = (
-            self.machine.null[self.thread.device] if not stream else self.machine.streams[stream]
-        )
-        self.expect_current(queue)
-        self.machine.launch(
-            queue,
-            "memcpy",
-            partial(ctypes.memmove, dst, src, size),
-            [Range(src, src + size)],
-            [Range(dst, dst + size)],
-        )
+        source, target = Range(src, src + size), Range(dst, dst + size)
+        self._move(self.queue_at(stream), "memcpy", source, target)
 
-    def expect_current(self, queue):
+    def queue_at(self, ptr):
+        """The machine's stream of this pointer, which must be one of the current device."""
+        queue = self.machine.streams[ptr] if ptr else self.machine.null[self.thread.device]
         if queue.device != self.thread.device:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle: a stream of another device")
+        return queue
 
     def setDevice(self, number):
         if not 0 <= number < self.machine.device_count:
@@ -249,23 +245,9 @@ def _streams(runtime):
         def __exit__(self, *exception):
             runtime.thread.stacks[runtime.thread.device].pop()
 
-        def use(self):
-            runtime.current()
-            runtime.thread.stacks[runtime.thread.device][-1] = self
-            return self
-
-        @property
-        def done(self):
-            return machine.is_done(self.queue().last)
-
         def synchronize(self):
             counts.sync("stream.synchronize()")
             machine.finish(self.queue().last)
-
-        def record(self, event=None):
-            event = event or Event()
-            event.record(self)
-            return event
 
         def wait_event(self, event):
             machine.wait(self.queue(), event.op)
@@ -326,15 +308,15 @@ def modules(runtime, nccl):
     cupy, cupyx, cuda = (ModuleType(name) for name in ("cupy", "cupyx", "cupy.cuda"))
     cupy.__version__, cupy.ndarray = "14.0.0", ndarray
     for name in FUNCTIONS:
-        setattr(cupy, name, BY_HAND.get(name) or function(name))
-    for name in UFUNCS:
-        setattr(cupy, name, Ufunc(name))
+        setattr(cupy, name, vars(namespace).get(name) or namespace.function(name))
+    for name in UFUNCS.split():
+        setattr(cupy, name, namespace.Ufunc(name))
     cupy.abs = cupy.absolute
-    for name in SHARED:
+    for name in SHARED.split():
         setattr(cupy, name, getattr(np, name))
-    cupy.RawModule, cupy.RawKernel = raw.RawModule, raw.RawKernel
+    cupy.RawKernel = RawKernel
     cupy.get_default_memory_pool = lambda: runtime.machine
-    cupyx.scatter_add, cupyx.allow_synchronize = scatter_add, allow_synchronize
+    cupyx.allow_synchronize = allow_synchronize
     cupy.__path__ = cuda.__path__ = []
     cupy.cuda, cupy.asarray = cuda, partial(_asarray, runtime)
     cupy.from_dlpack = partial(_from_dlpack, runtime)
@@ -362,34 +344,21 @@ def modules(runtime, nccl):
     return {"cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
 
 
-def scatter_add(a, slices, value):
-    """CuPy's, which has atomic additions for these types alone."""
-    if a.dtype.name not in ("int32", "int64", "float16", "float32", "float64", "uint32", "uint64"):
-        raise TypeError(f"cupyx.scatter_add only supports ... as data type, not {a.dtype}")
-    given = [unwrapped(one, "scatter_add") for one in (a, slices, value)]
-    reads = [one for one in given if isinstance(one, np.ndarray)]
-    launch("scatter_add", partial(np.add.at, *given), reads=reads, writes=[given[0]])
-
-
-class allow_synchronize:
-    """A context in which the host may wait, or may not: then it is an error."""
-
-    def __init__(self, allow):
-        self._allow = allow
-
-    def __enter__(self):
-        self._before, counts.allowed = counts.allowed, self._allow
-        return self
-
-    def __exit__(self, *exception):
-        counts.allowed = self._before
+@contextmanager
+def allow_synchronize(allow):
+    """In it, the host may wait, or may not: then it is an error."""
+    before, counts.allowed = counts.allowed, allow
+    try:
+        yield
+    finally:
+        counts.allowed = before
 
 
 def _asarray(runtime, a, dtype=None, order=None):
     if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
         told = a.__cuda_array_interface__
         return _unowned(runtime, a, told["data"][0], told["shape"], told["typestr"])
-    return asarray(a, dtype, order)
+    return namespace.asarray(a, dtype, order)
 
 
 def _unowned(runtime, owner, start, shape, dtype):

@@ -7,7 +7,6 @@ import numpy as np
 
 from mpitrain.kernels import HOST
 from mpitrain.kernels.host import AdamOptions, SGDOptions, cross_entropy
-from tests.queued_cupy.raw import twin
 
 
 def moments(step_numbers):
@@ -22,82 +21,66 @@ def moments(step_numbers):
     return how, found
 
 
-@twin("gelu")
 def gelu(x, y, tanh, n):
     y[...], tanh[...] = HOST.gelu(x)
 
 
-@twin("gelu_gradient")
 def gelu_gradient(x, tanh, dy, dx, n):
     dx[...] = HOST.gelu_gradient(x, tanh, dy)
 
 
-@twin("normalise")
 def normalise(x, normal, scale, epsilon, columns):
     normal[...], scale[...] = HOST.normalise(x, epsilon)
 
 
-@twin("normalise_gradient")
 def normalise_gradient(dnormal, normal, scale, dx, columns):
     dx[...] = HOST.normalise_gradient(dnormal.copy(), normal, scale)
 
 
-@twin("layer_norm")
 def layer_norm(x, weight, bias, y, normal, scale, epsilon, columns):
     y[...], normal[...], scale[...] = HOST.layer_norm(x, weight, bias, epsilon)
 
 
-@twin("layer_norm_gradient")
 def layer_norm_gradient(dy, weight, normal, scale, dx, columns):
     dx[...] = HOST.layer_norm_gradient(dy, weight, normal, scale)
 
 
-@twin("norm_gradients")
 def norm_gradients(dy, normal, weight, bias, rows, columns):
     weight[...], bias[...] = HOST.norm_gradients(dy, normal)
 
 
-@twin("causal_softmax")
 def causal_softmax(scores, scale, positions):
     HOST.causal_softmax(scores, scale)
 
 
-@twin("causal_softmax_gradient")
 def causal_softmax_gradient(dattention, attention, scale, positions):
     HOST.causal_softmax_gradient(dattention, attention, scale)
 
 
-@twin("softmax_loss")
 def softmax_loss(rows, labels, losses, gradient, divisor, smoothing, columns):
     losses[...], gradient[...] = cross_entropy(rows, labels, divisor, smoothing, columns)
 
 
-@twin("scatter_add")
 def scatter_add(table, rows, values, count, height, width):
     table[...] = HOST.scatter_add(rows, values.astype(table.dtype), height)
 
 
-@twin("sgd")
 def sgd(p, g, velocity, n, rate, scale, momentum, decay, nesterov):
     HOST.sgd(p, g, velocity, SGDOptions(momentum, decay, bool(nesterov)), rate, scale)
 
 
-@twin("adam")
 def adam(p, g, mean, square, n, rate, scale, *numbers):
     HOST.adam(p, g, mean, square, *moments(numbers), rate, scale)
 
 
-@twin("adam_direction")
 def adam_direction(p, g, mean, square, direction, n, *numbers):
     direction[...] = HOST.adam_direction(p, g, mean, square, *moments(numbers))
 
 
-@twin("square_sums")
 def square_sums(x, n, partial):
     partial[...] = 0
     partial[0] = HOST.square_sum([x])
 
 
-@twin("sum_in_order")
 def sum_in_order(partial, n, found):
     found[...] = sum(np.asarray(partial).tolist())

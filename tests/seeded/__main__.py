@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.seeded import of_collectives, of_mpitrain
 from tests.seeded.fault import ROOT, Fault
-from tests.seeded.faults import FAULTS
 
+FAULTS = [*of_collectives.FAULTS, *of_mpitrain.FAULTS]
 #: They look the faults up in the code, and would notice each.
 OF_THE_FAULTS = "tests/unit/test_seeded.py"
 LAUNCHER = os.environ.get("MPIEXEC", "mpiexec")
@@ -81,15 +83,10 @@ def caught_by(fault: Fault, full: bool, near: bool) -> str | None:
         folder = Path(name)
         seeded(fault, folder)
         environment = os.environ | {"PYTHONPATH": name, "OMP_NUM_THREADS": "1"}
+        run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True)
         for part in parts(fault, full, near):
             try:
-                done = subprocess.run(
-                    part.command,
-                    cwd=folder,
-                    env=environment,
-                    capture_output=True,
-                    timeout=part.seconds,
-                )
+                done = run(part.command, timeout=part.seconds)
             except subprocess.TimeoutExpired:
                 return f"{part.name}: they hang"
             if done.returncode not in (0, 5):  # 5: on so many ranks, none is quick

@@ -116,7 +116,7 @@ class Draw:
     def shape(self) -> tuple[int, ...]:
         return self.all.choice(SHAPES)
 
-    def rows(self, most: int = 5) -> tuple[int, ...]:
+    def rows(self) -> tuple[int, ...]:
         """The shape of a row or of nothing, behind a number of rows."""
         return self.all.choice(((), (1,), (3,), (2, 2), (0,), (6_000,)))
 
@@ -129,16 +129,14 @@ class Draw:
 
     def one(self, member: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._values += 1
-        draw = torch.Generator().manual_seed(hash((self._seed_number(), member, self._values)))
+        rng = random.Random(f"{self._seed} {self._values} of {member}")
+        draw = torch.Generator().manual_seed(rng.getrandbits(63))
         signed = dtype not in (torch.uint8, torch.bool, *WIDE)
         low, high = (-3, 4) if signed else (0, 2 if dtype == torch.bool else 4)
         made = torch.randint(low, high, tuple(shape), generator=draw)
         if dtype.is_complex:
             return torch.complex(made.double(), made.roll(1).double()).to(dtype)
         return made.to(dtype)
-
-    def _seed_number(self) -> int:
-        return self.number * 1009 + len(self._seed)
 
     def reduction(self, dtype: torch.dtype) -> tuple[Any, Callable[[list[Tensor]], Tensor] | None]:
         """One that torch has, and the function of all ranks' tensors; ``None`` if it is refused."""

@@ -11,10 +11,7 @@ from tests.torch_drawn.calls import Drawn, drawn_splits, kind, spelled
 from tests.torch_drawn.draw import Draw, Tensor, reduced
 
 _SUMS = ("sum", "avg", "min", "max", "product")
-
-
-def _waited(found: Any) -> Tensor:
-    return functional.wait_tensor(found)
+_waited = functional.wait_tensor
 
 
 def _reduction(d: Draw, dtype: torch.dtype) -> str:
@@ -106,9 +103,8 @@ def functional_all_to_all(d: Draw) -> Drawn:
 def functional_permute(d: Draw) -> Drawn:
     every, order = d.values((6,), d.dtype()), d.all.sample(range(d.size), d.size)
     group, lying = yield [every[order.index(d.me)]]
-    return [
-        _waited(functional.permute_tensor(lying.of(every[d.me], "conjugate"), order, group))
-    ], None
+    found = functional.permute_tensor(lying.of(every[d.me], "conjugate"), order, group)
+    return [_waited(found)], None
 
 
 def _backward(d: Draw, run: Any, mine: Tensor, weights: Any, expected: Any, slope: Tensor) -> Drawn:

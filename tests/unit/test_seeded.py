@@ -1,8 +1,8 @@
 """The faults of ``tests/seeded`` and ``tests/queued_cupy`` still fit the code."""
 
 from tests.queued_cupy.mutants import ALONE, ON_RANKS
+from tests.seeded.__main__ import FAULTS
 from tests.seeded.fault import ROOT
-from tests.seeded.faults import FAULTS
 
 
 def test_a_fault_has_one_place():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.zoo.parts import Backward, Of, graded, linear
+from tests.zoo.parts import Backward, Of, graded, linear, slope
 from tests.zoo.programs import CLASSES, SAMPLES, Program
 
 
@@ -77,14 +77,6 @@ def before(module, value):
 def closes(module, x):
     module.norm.train(ticks(module) < 4)
     return x + module.norm(x.flatten(1)[:, :4]).mean(1).view(-1, *[1] * (x.dim() - 1))
-
-
-def slope(module, x):
-    """A gradient of a mean over the batch."""
-    with torch.enable_grad():
-        own = x if x.requires_grad else x.detach().requires_grad_()
-        (by,) = torch.autograd.grad((own.tanh() * module.w).mean(), own, create_graph=True)
-    return x + 100 * by
 
 
 @torch.no_grad()
@@ -247,7 +239,9 @@ KINDS = {
     "frozen for some passes": [
         between(lambda m, x: bent(x, m.a.weight.requires_grad_(ticks(m) > 3).sum()), a=linear)
     ],
-    "gradient of a mean": [between(slope, w=one)],
+    "gradient of a mean": [
+        between(lambda m, x: x + 100 * slope(x, lambda own: (own.tanh() * m.w).mean()), w=one),
+    ],
     "teacher": [
         between(lambda m, x: bent(x, m.w + moved(m.slow, m.w, m.training and ticks(m) % 2)),
                 w=one, slow=partial(one, False)),

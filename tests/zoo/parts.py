@@ -103,12 +103,11 @@ def solves(module, x, z=0):
     return z
 
 
-def slope(module, x):
-    """A gradient by the input within the module."""
+def slope(x, f):
+    """The gradient of ``f`` by the input, within the module."""
     with torch.enable_grad():
         own = x if x.requires_grad else x.detach().requires_grad_()
-        (by,) = torch.autograd.grad(module.a(own).tanh().square().sum(), own, create_graph=True)
-    return by + x
+        return torch.autograd.grad(f(own), own, create_graph=True)[0]
 
 
 def routes(module, x):
@@ -160,7 +159,7 @@ ANY = {
     "gradient clamped": with_a(lambda m, x: graded(m, m.a(x), lambda m, g: g.clamp(-1e-3, 1e-3))),
     "checkpoint": with_a(lambda m, x: checkpoint(m.b, m.a(x), use_reentrant=False), b=tied),
     "vmap": with_a(lambda m, x: torch.func.vmap(lambda row: m.a(row).tanh())(x)),
-    "slope": with_a(slope),
+    "slope": with_a(lambda m, x: slope(x, lambda own: m.a(own).tanh().square().sum()) + x),
     "fixed point": with_a(solves),
     "unit rows": lambda: Of(lambda m, x: x / (1e-3 + x.norm(dim=-1, keepdim=True))),
     "teacher": teacher,
