@@ -14,41 +14,26 @@ BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentence
 STEPS = 10  # of two epochs
 
 
-def adamw(parameters):
-    """Two groups with rates, decays and betas of their own."""
-    wide = [p for p in parameters if p.ndim > 1]
-    flat = [p for p in parameters if p.ndim < 2]
-    return torch.optim.AdamW(
-        [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0, "betas": (0.8, 0.9)}],
-        lr=3e-3,
-        weight_decay=0.1,
-    )
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
-
-
 def sequential(optimizer):
     up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
     return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
 
 
-CASES = {
-    "LambdaLR": (
-        adamw,
-        lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
-    ),
+#: Of groups of parameters; a factor begins at 0.
+BY_GROUPS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, *[lambda s: 0.9**s] * 2]),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3, 1e-4], total_steps=STEPS),
+    "SequentialLR": sequential,
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0),
+    "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
+}
+CASES = {name: (OPTIMIZERS["groups"], schedule) for name, schedule in BY_GROUPS.items()} | {
     "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05, eps=(1e-8, 1e-3)), None),
-    "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
-    "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
-    "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
-    "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
-    "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
-    "SequentialLR": (adamw, sequential),
-    "plateau": (adamw, lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0)),
-    "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
+    "momentum": (OPTIMIZERS["SGD"], lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
+    "CyclicLR": (OPTIMIZERS["SGD"], lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
 }
 
 
