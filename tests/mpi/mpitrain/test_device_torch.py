@@ -1,5 +1,7 @@
 """Torch modules on a device, by the stand-in for CuPy, beside the CPU's."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import mpitrain
 from collectives import Communicator
 from mpitrain.config import ConfigError
 from tests import queued_cupy
-from tests.cases import each_check, slow_case
+from tests.cases import each_check, mostly_slow
 from tests.gpu import modules
 from tests.gpu.modules import Samples, module, run
 from tests.mpi.mpitrain.fits import SEVERAL, Sentences
@@ -48,48 +50,33 @@ def test_each_check_of_modules_on_a_gpu(check):
     check.run()
 
 
-@pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize(
-    "change",
-    [
-        slow_case({"run": {"compute": "bfloat16"}}),
-        {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
-        *(
-            slow_case(change)
-            for change in (
-                {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
-                {"loss": "mean_squared_error", "metrics": ["mae"]},
-                {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
-            )
-        ),
-    ],
-    ids=["bfloat16", "labels", "momentum", "our loss", "lamb"],
-)
-def test_jobs_have_the_cpus_numbers(change):
-    expect_the_cpus(**change)
+def averaging():
+    """Batch norm that averages over all batches."""
+    made = module()
+    made[1].momentum = None
+    return made
+
+
+#: Samples, labels and outputs of several parts.
+PARTS = SEVERAL | {"train_data": Sentences(48, 1), "test_data": Sentences(48, 1)}
+PARTS["micro_batches"] = 2
+JOBS = {
+    "bfloat16": {"run": {"compute": "bfloat16"}},
+    "labels": {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
+    "momentum": {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9), "optim": {}},
+    "our loss": {"loss": "mean_squared_error", "metrics": ["mae"]},
+    "lamb": {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+    "averaging": {"model": averaging},
+    "parts": PARTS | {"cuts": ()},
+    "parts, zero 3": PARTS | {"cuts": (), "parallel": {"zero": 3}},
+    "parts, pipe": PARTS | {"parallel": {"pipe": 2 - RANKS % 2}},
+}
 
 
 @pytest.mark.quick_on(1, 2)
-@pytest.mark.parametrize("parallel", [*(slow_case(how) for how in ({}, {"zero": 3})), {"pipe": 2}])
-def test_samples_labels_and_outputs_of_several_parts(parallel):
-    if RANKS % parallel.get("pipe", 1):
-        pytest.skip("no such layout")
-    data = Sentences(48, 1)
-    cuts = {"cuts": SEVERAL["cuts"]} if parallel.get("pipe") else {}
-    expect_the_cpus(
-        **(SEVERAL | {"cuts": ()} | cuts), train_data=data, test_data=data, parallel=parallel,
-        micro_batches=2,
-    )  # fmt: skip
-
-
-@pytest.mark.quick_on(1, 2)
-def test_batch_norm_that_averages_over_all_batches():
-    def averaging():
-        made = module()
-        made[1].momentum = None
-        return made
-
-    expect_the_cpus(model=averaging)
+@pytest.mark.parametrize("name", mostly_slow(JOBS, ("labels", "averaging", "parts, pipe")))
+def test_jobs_have_the_cpus_numbers(name):
+    expect_the_cpus(**JOBS[name])
 
 
 @pytest.mark.slow
@@ -122,19 +109,15 @@ def test_a_run_goes_on_elsewhere(tmp_path):
 def deaf():
     """Its outputs do not follow from its input."""
     bias = torch.nn.Parameter(torch.zeros(3))
-    return torch.nn.Sequential(
-        torch.nn.Linear(12, 3), Of(lambda m, x: m.bias + torch.zeros(len(x), 3), bias=bias)
-    )
+    last = Of(lambda m, x: m.bias + torch.zeros(len(x), 3), bias=bias)
+    return torch.nn.Sequential(torch.nn.Linear(12, 3), last)
 
 
 @pytest.mark.quick_on(1, 2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"model": deaf},
-            "the loss does not follow from its input, so that the layers before it stay",
-        ),
+        ({"model": deaf}, "the loss does not follow from its input, so that the layers before it"),
         ({"compress": {"codec": "int8"}}, "a codec needs arrays in the host's memory"),
     ],
 )
