@@ -6,6 +6,7 @@ from tests.mpi.mpitrain import test_collate, test_counted, test_unused
 from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
 from tests.mpi.mpitrain.test_streams import Turns
+from tests.zoo.parts import Of
 
 import torch  # isort: skip
 from torch.optim import lr_scheduler  # isort: skip
@@ -37,32 +38,23 @@ CASES = {name: (OPTIMIZERS["groups"], schedule) for name, schedule in BY_GROUPS.
 }
 
 
-class TakesNoEmptyBatch(torch.nn.Module):
-    """As most modules do that call ``view``; with batch norm, or without."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
-        self.norm = torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity()
-        self.drop = torch.nn.Dropout(0.1)
-
-    def forward(self, x):
-        y = self.drop(self.norm(self.enter(x.view(x.size(0), -1))))
-        return self.leave(y.view(x.size(0), -1))
+def flat(x):
+    """What takes no empty batch, as most modules."""
+    return x.view(x.size(0), -1)
 
 
-class OfImages(torch.nn.Module):
+def of_rows(norm):
+    parts = {"enter": torch.nn.Linear(6, 16), "leave": torch.nn.Linear(16, 1), "norm": norm}
+    drop = torch.nn.Dropout(0.1)
+    return Of(lambda m, x: m.leave(flat(m.drop(m.norm(m.enter(flat(x)))))), **parts, drop=drop)
+
+
+def of_images():
     """Batch norm of channels, and a ``view`` of what comes out of it."""
-
-    def __init__(self):
-        super().__init__()
-        # A bias before a norm has a gradient of rounding, which Adam would make large.
-        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2, bias=False), torch.nn.Linear(8, 1)
-        self.norm = torch.nn.BatchNorm2d(4)
-
-    def forward(self, x):
-        y = torch.relu(self.norm(self.enter(x.view(-1, 1, 2, 3))))
-        return self.leave(y.view(x.size(0), -1))
+    # A bias before a norm has a gradient of rounding, which Adam would make large.
+    parts = {"enter": torch.nn.Conv2d(1, 4, 2, bias=False), "norm": torch.nn.BatchNorm2d(4)}
+    of = lambda m, x: m.leave(flat(torch.relu(m.norm(m.enter(x.view(-1, 1, 2, 3))))))  # noqa: E731
+    return Of(of, **parts, leave=torch.nn.Linear(8, 1))
 
 
 def before_others(first):
@@ -94,9 +86,9 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
             (SEVERAL | SEVERAL_DATA, 4, False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
-            ({"model": before_others(lambda: TakesNoEmptyBatch(False))}, 5, False),
-            ({"model": before_others(lambda: TakesNoEmptyBatch(True))}, 5, True),
-            ({"model": before_others(OfImages)}, 5, True),
+            ({"model": before_others(lambda: of_rows(torch.nn.Identity()))}, 5, False),
+            ({"model": before_others(lambda: of_rows(torch.nn.BatchNorm1d(16)))}, 5, True),
+            ({"model": before_others(of_images)}, 5, True),
             (counted(rng.choice([*test_counted.LOSSES.values()])), 5, False),
             (test_collate.given(), 3, False),
             (unused(), 4, False),

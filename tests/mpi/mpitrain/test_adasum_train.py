@@ -28,9 +28,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("has_shards", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
-@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
-    shapes = SHAPES[shapes]
     sizes = [int(np.prod(shape)) for shape in shapes]
     ends, n = np.cumsum([0, *sizes]), sum(sizes)
 

@@ -84,12 +84,8 @@ def of(kind, records):
     return [record for record in records if isinstance(record, kind)]
 
 
-def names(folder):
-    return sorted(path.name for path in checkpoints_of(folder).iterdir())
-
-
-def checkpoints_of(folder):
-    return folder / "checkpoints"
+def names(folder, within="checkpoints"):
+    return sorted(path.name for path in (folder / within).iterdir())
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
@@ -100,7 +96,7 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
     (summary,) = of(Summary, records)
     assert summary.ended == "no better higher score in 3 tests than 3 after step 4"
     assert names(folder) == [f"best-{BEST:08d}", f"step-{END:08d}"]
-    best = CheckpointReader(checkpoints_of(folder) / f"best-{BEST:08d}")
+    best = CheckpointReader(folder / "checkpoints" / f"best-{BEST:08d}")
     best.verify()
     short = scored(folder / "short", best="", patience=0, **parallel)
     _, at_best, _ = run(comm, replace(short, train=replace(short.train, steps=BEST)))
@@ -181,8 +177,8 @@ def test_the_newest_is_resumed_and_not_the_best(comm, folder):
     # A fresh run sets both aside.
     run(comm, scored(folder, every=0), stop=1)
     assert names(folder) == ["earlier", "step-00000001"]
-    aside = sorted(path.name for path in (checkpoints_of(folder) / "earlier").iterdir())
-    assert aside == [f"best-{BEST:08d}", "step-00000007", "step-00000009"]
+    aside = [f"best-{BEST:08d}", "step-00000007", "step-00000009"]
+    assert names(folder, "checkpoints/earlier") == aside
 
 
 @pytest.mark.quick_on(2)
@@ -202,7 +198,7 @@ def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
             patch.setattr(Writer, "_remove", killed)
             run(one, scored(folder))
         assert {"best-00000002", f"best-{BEST:08d}"} <= set(names(folder))
-        broken = checkpoints_of(folder) / ".best-00000099.unfinished"
+        broken = folder / "checkpoints/.best-00000099.unfinished"
         broken.mkdir()
         (broken / "rank-00000.safetensors").write_bytes(b"half of it")
         run(one, scored(folder), go_on=True)

@@ -89,11 +89,6 @@ def steps_of(trainer):
     return [(one.loss, one.grad_norm) for one in told if isinstance(one, Step)], kept
 
 
-def mean_of(loss, outputs, labels):
-    found = loss(outputs, labels)
-    return found[0] / found[1] if isinstance(found, tuple) else found
-
-
 plain = partial(torch.optim.SGD, lr=0.1)
 sgd = partial(plain, momentum=0.9)
 
@@ -115,7 +110,9 @@ def torchs_own(trainer, loss, clip=np.inf, workers=1, optimizer=sgd, make=classi
             for worker in range(workers):
                 some = data[batch[share(len(batch), worker, workers)]]
                 outputs = module(torch.from_numpy(some.inputs).double())
-                own = mean_of(loss, outputs, tensors(some.labels)) * len(some) / len(batch)
+                found = loss(outputs, tensors(some.labels))
+                own = found[0] / found[1] if isinstance(found, tuple) else found
+                own = own * len(some) / len(batch)
                 (own * workers).backward()  # a worker sees the gradient of its own mean
                 value += own.item()
             for parameter in module.parameters():

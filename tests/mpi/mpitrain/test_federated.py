@@ -21,10 +21,9 @@ from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
 from mpitrain.run import train
-from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import changed, in_folder, to_the_end
+from tests.mpi.mpitrain.layouts import changed, in_folder
 
 pytestmark = pytest.mark.at_most(5)
 RANKS = MPI.COMM_WORLD.size
@@ -173,16 +172,6 @@ def test_an_order_that_nobody_takes_is_refused(comm, folder, table, how):
         )  # fmt: skip
 
 
-def sequential(comm, config, steps):
-    """Training of the same job without clients, in one process; told to all ranks."""
-    config, found = replace(config, federated=Federated()), None
-    if comm.rank == 0:
-        with Communicator(MPI.COMM_SELF) as one, start(one, config) as trainer:
-            assert len(to_the_end(trainer)) == steps
-            found = trainer.parts.store.parameters.copy()
-    return comm.bcast(found)
-
-
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "float64"], ["float32"]))
 @pytest.mark.parametrize("optim", mostly_slow(["sgd", "adam", "lamb"], ["adam"]))
 def test_one_client_is_training_without_clients(comm, dtype, optim):
@@ -190,23 +179,17 @@ def test_one_client_is_training_without_clients(comm, dtype, optim):
     config = replace(config, train=Train(epochs=2, batch_size=100))
     config = replace(config, optim=Optim(name=optim, lr=0.01, reference_batch=0, clip_norm=0.5))
     found, records = rounds(comm, config)
-    steps = records[0].steps
-    assert steps == 2 * 15
-    np.testing.assert_array_equal(found, sequential(comm, config, steps))
-
-
-def quadratic(samples=40):
-    """Numbers to fit by a line of two inputs: a quadratic loss with one minimum."""
-    rng = np.random.default_rng(5)
-    inputs = rng.normal(size=(samples, 2))
-    labels = inputs @ [[2.0], [-1.0]] + 0.7 + 0.1 * rng.normal(size=(samples, 1))
-    return inputs, labels
+    expected, told = alone(comm, replace(config, federated=Federated()), 2)
+    np.testing.assert_array_equal(found, expected)
+    assert records[0].steps == len(told) == 2 * 15
 
 
 @pytest.mark.parametrize("mu", mostly_slow([0.0, 0.3, 3.0], [0.3]))
 def test_fedprox_ends_at_the_closed_form(comm, monkeypatch, mu):
     """min f(w) + mu/2 |w - x|^2 with gradient H w - b of f: w = (H + mu)^-1 (b + mu x)."""
-    inputs, labels = quadratic()
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(40, 2))
+    labels = inputs @ [[2.0], [-1.0]] + 0.7 + 0.1 * rng.normal(size=(40, 1))
     config = changed(job("float64", clients=1, prox=mu), epochs=400, batch_size=40, hidden=())
     optim = Optim(lr=0.2, reference_batch=0, momentum=0.0)
     config = replace(config, optim=optim, loss=replace(config.loss, name="mean_squared_error"))

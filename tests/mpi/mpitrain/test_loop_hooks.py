@@ -13,6 +13,7 @@ from mpi4py import MPI
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
 from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, loop, made, mse, net, torch, torchs_own
+from tests.zoo.parts import Of
 
 ReduceLROnPlateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 StepLR, swa_utils = torch.optim.lr_scheduler.StepLR, torch.optim.swa_utils
@@ -277,18 +278,15 @@ class Annealed(torch.nn.Module):
         self.norm.momentum *= 0.9
 
 
-class Heat(torch.nn.Module):
-    heat = 1.0
-
-    def forward(self, x):
-        return torch.tanh(x * self.heat)
+def heated():
+    return Of(lambda m, x: torch.tanh(x * m.heat), heat=1.0)
 
 
 class Twice(torch.nn.Sequential):
     """One part in two layers, each with batch norm."""
 
     def __init__(self):
-        heat = Heat()
+        heat = heated()
         first, second = (torch.nn.Sequential(heat, torch.nn.BatchNorm1d(6)) for _ in range(2))
         super().__init__(first, torch.nn.Linear(6, 6), second, torch.nn.Linear(6, 1))
 
@@ -327,7 +325,7 @@ class Weighed(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.heat, self.weight = Heat(), 1.0
+        self.heat, self.weight = heated(), 1.0
         self.first = torch.nn.Sequential(self.heat, torch.nn.BatchNorm1d(6))
         self.second = torch.nn.Sequential(self.heat, torch.nn.Linear(6, 1))
 
