@@ -25,29 +25,23 @@ RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.
 SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
 BEST, END = 4, 10
+QUICK_ON = {"data": 1, "zero 3": 3, "pipe, 1f1b": 2}
 LAYOUTS = [
-    pytest.param(layouts("mlp", RANKS)[name], id=name, marks=marks)
-    for name, marks in (
-        ("data", pytest.mark.quick_on(1)),
-        ("zero 3", pytest.mark.quick_on(3)),
-        ("pipe, 1f1b", pytest.mark.quick_on(2)),
-    )
-    if name in layouts("mlp", RANKS)
+    pytest.param(how, id=name, marks=pytest.mark.quick_on(QUICK_ON[name]))
+    for name, how in layouts("mlp", RANKS).items()
+    if name in QUICK_ON
 ]
 
 
 class Scores:
-    """A metric whose values are given, for each epoch of a trainer's."""
-
-    def __init__(self, scores):
-        self.scores, self.trainer = scores, None
+    """A metric whose values are given, for each epoch of its trainer, which is set later."""
 
     def add(self, outputs, labels):
         return np.zeros(1)
 
     def value(self, totals):
         parts = self.trainer.parts
-        return self.scores[parts.steps_done // parts.sampler.steps_per_epoch - 1]
+        return SCORES[parts.steps_done // parts.sampler.steps_per_epoch - 1]
 
 
 def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
@@ -57,9 +51,9 @@ def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
     return in_folder(config, folder, evaluate=watch, checkpoint=kept, epochs=len(SCORES))
 
 
-def run(comm, config, *, go_on=False, stop=None, end=None, scores=SCORES):
+def run(comm, config, *, go_on=False, stop=None, end=None):
     """The records of a run, the trained values, and why it was stopped."""
-    metric, records, why = Scores(scores), [], None
+    metric, records, why = Scores(), [], None
     flag = StopsAfter(stop) if stop else None
 
     def see(record):

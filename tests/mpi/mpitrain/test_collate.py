@@ -274,6 +274,10 @@ REFUSED = [
        "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of")
       for loader in (utils.DataLoader(Waves(50, 1), 12), loader_of(Buckets))),
     (None, {"collate_fn": pad}, TypeError, "collate_fn without train_data"),
+    *((utils.DataLoader(LINES, 12, collate_fn=pad, **how), {table: keys, "optimizer": "sgd"},
+       ConfigError, f"{table}: .* shuffle=True and drop_last=False")
+      for how in ({}, {"shuffle": True, "drop_last": True})
+      for table, keys in (("federated", {"clients": 3}), ("sync", {"split": "iid"}))),
     *(pytest.param(loader_of(batches), {}, DataError, told, marks=pytest.mark.mpi(min_size=2))
       for batches, told in (
         (Ours, "other samples on some ranks than on others in epoch 0"),

@@ -16,7 +16,6 @@ from mpitrain.data import Dataset, Samples
 from mpitrain.federated.secure import RoundError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Round, Step
-from mpitrain.nn import Linear
 from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
@@ -157,19 +156,6 @@ def test_a_run_goes_on_with_the_clients_it_had(comm, folder):
     fit(0, resume=True)
     with pytest.raises(CheckpointError, match=r"own\.clients says has changed"):
         fit(1, resume=True)
-
-
-@pytest.mark.parametrize("table", ["federated", "sync"])
-@pytest.mark.parametrize("how", [{}, {"shuffle": True, "drop_last": True}], ids=str)
-def test_an_order_that_nobody_takes_is_refused(comm, folder, table, how):
-    utils = pytest.importorskip("torch.utils.data")
-    data = [(np.ones(3), np.ones(1))] * 20
-    own = {"federated": {"clients": 3}, "sync": {"split": "iid"}}
-    with pytest.raises(ConfigError, match=f"{table}: .* shuffle=True and drop_last=False"):
-        mpitrain.Trainer(
-            comm, model=lambda: {"out": Linear(3, 1)}, train_data=utils.DataLoader(data, 4, **how),
-            loss="mean_squared_error", dir=str(folder), **{table: own[table]},
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "float64"], ["float32"]))
