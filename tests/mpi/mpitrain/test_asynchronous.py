@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mpitrain import nn
 from mpitrain.checkpoint.saving import checkpoints
-from mpitrain.config import ConfigError, Optim, Parallel, Train
+from mpitrain.config import ConfigError, Optim, Parallel
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from mpitrain.pipeline.profiles import LayerProfile, write_profile
@@ -22,7 +22,7 @@ from mpitrain.training.parts import Parts, UserObjects
 from mpitrain.update.agreement import NonFinite
 from mpitrain.update.updater import Updater
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import equal, in_folder, job, whole
+from tests.mpi.mpitrain.layouts import changed, equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
 
 RANKS = MPI.COMM_WORLD.size
@@ -31,15 +31,11 @@ STEPS = 11
 DEEPER = (12,) * max(0, RANKS - 5)
 
 
-def asynchronous(weights, micro_batches=1, **parallel):
-    config = job("convnet", weights=weights, schedule="asynchronous", window=7, **parallel)
+def asynchronous(weights, **parallel):
+    parallel |= {"schedule": "asynchronous", "window": 7, "weights": weights}
+    config = job("convnet", micro_batches=1, **parallel)
     hidden = *config.model.hidden, *DEEPER
-    return replace(
-        config,
-        model=replace(config.model, hidden=hidden),
-        train=Train(epochs=1, batch_size=24, micro_batches=micro_batches),
-        optim=replace(config.optim, momentum=0.5),
-    )
+    return changed(config, hidden=hidden, epochs=1, optim={"momentum": 0.5})
 
 
 def of_torch():

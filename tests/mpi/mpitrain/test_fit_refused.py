@@ -80,6 +80,11 @@ def hooked(parameters):
     return sgd(parameters)
 
 
+def near(outputs, labels):
+    return ((outputs - labels).abs() < 1).double().mean()
+
+
+FOLLOWS = {"optimizer": sgd, "schedule": partial(lr_scheduler.ReduceLROnPlateau, mode="max")}
 ONES = [(torch.full((6,), float(n)), torch.ones(())) for n in range(9)]
 BAD_DATA = [
     ({"train_data": Other(lambda x, y: (x, y, 1.0))} | ALONE,
@@ -123,6 +128,11 @@ BAD_JOBS = [
      r"shape \(\) for 1 sample; the first axis must be the samples.*squeeze\(-1\)"),
     ({"model": regular, "optimizer": hooked}, "was given a hook on its gradient"),
     ({"schedule": lambda step: 3 - step}, "the function gives -1 at step 4"),
+    (FOLLOWS | {"metrics": {"near": near}}, "mode = 'max', and a lower loss, which evaluate.watch"),
+    (FOLLOWS | {"watch": "far"}, r"evaluate\.watch: no test measures 'far'"),
+    (FOLLOWS | ALONE, "follows tests, and the job has nothing to test on"),
+    ({"optimizer": sgd, "schedule": lambda o: lr_scheduler.StepLR(o, 5), "watch": "mae"},
+     r"evaluate\.watch: neither patience nor the schedule"),
     ({"schedule": abs, "optim": {"schedule": "cosine"}},
      r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'"),
     ({"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},

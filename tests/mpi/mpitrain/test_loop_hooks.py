@@ -99,16 +99,6 @@ def test_by_a_metric_with_a_direction(folder):
     untested = job(folder, schedule=plateau)
     with untested as trainer, pytest.raises(ConfigError, match="a loop of your own makes none"):
         list(trainer.run_epoch(0))
-    for refused, why in (
-        (asked, r"mode = 'max', and a lower loss, which evaluate.watch"),
-        (asked | {"watch": "far"}, r"evaluate\.watch: no test measures 'far'"),
-        ({"schedule": lambda optimizer: StepLR(optimizer, 5), "watch": "mae"},
-         r"evaluate\.watch: neither patience nor the schedule"),
-        ({"schedule": plateau, "test_data": None, "metrics": None},
-         "follows tests, and the job has nothing to test on"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=why):
-            job(folder, **refused)
 
 
 def test_a_program_ends_saves_and_turns_the_rate_down(folder):
