@@ -30,6 +30,8 @@ RANKS = MPI.COMM_WORLD.size
 
 def job(dtype="float32", schedule="constant", **own):
     """Of 20 clients by default; keys of [federated]."""
+    if own.get("secure"):
+        pytest.importorskip("cryptography")
     return Config(
         run=Run(seed=3, dtype=dtype, log_every=1000),
         data=Data(name="digits"),
@@ -78,8 +80,6 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, ["one", "late", "lamb", "secure, rotated"]))
 def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
-    if KINDS[kind].get("secure"):
-        pytest.importorskip("cryptography")
     config = job(**KINDS[kind])
     found, records = rounds(comm, config)
     expected, told = alone(comm, config)
@@ -241,7 +241,6 @@ def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
 )
 @pytest.mark.quick_on(3)
 def test_the_secure_sum_is_that_of_the_codes(comm, own):
-    pytest.importorskip("cryptography")
     own = {"clients": 10, **own}
     found, records = rounds(comm, job(**own, secure=True, threshold=0.51), 2)
     np.testing.assert_array_equal(found, rounds(comm, job(**own), 2)[0])
@@ -266,8 +265,6 @@ SERVERS = {"sgd": {}, "adam": {"server_epsilon": 1e-30}, "lamb": {"server_epsilo
     ],
 )  # fmt: skip
 def test_a_round_without_a_result_is_an_error_of_all_ranks(comm, own, lr, error, told):
-    if own.get("secure"):
-        pytest.importorskip("cryptography")
     config = replace(job(**own), optim=Optim(lr=lr, reference_batch=0))
     with mpitrain.Trainer(comm, config) as trainer:
         before = trainer.parts.store.parameters.copy()
@@ -281,7 +278,6 @@ def test_a_round_without_a_result_is_an_error_of_all_ranks(comm, own, lr, error,
 
 @pytest.mark.quick_on(2)
 def test_bytes_are_those_of_the_messages(comm):
-    pytest.importorskip("cryptography")
     elements = 64 * 12 + 12 + 12 * 10 + 10
     share = 2 * (RANKS - 1) / RANKS
 
