@@ -216,24 +216,17 @@ class Drawn(Buckets):
         return iter([order[i : i + self.size] for i in range(0, len(order), self.size)])
 
 
-class Ours(Buckets):
-    """Goes by the rank."""
+class Later(Buckets):
+    """Goes by the rank from the second epoch on."""
 
-    epoch, since = 0, 0
+    epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
         batches = list(super().__iter__())
-        by_rank = MPI.COMM_WORLD.rank and self.epoch >= self.since
-        return iter(batches[::-1] if by_rank else batches)
-
-
-class Later(Ours):
-    """Only from the second epoch on."""
-
-    since = 1
+        return iter(batches[::-1] if MPI.COMM_WORLD.rank and self.epoch else batches)
 
 
 class Failing(Later):
@@ -242,14 +235,14 @@ class Failing(Later):
         return Buckets.__iter__(self)
 
 
-class Cut(Ours):
+class Cut(Buckets):
     """Goes by the rank in where a batch ends alone."""
 
     def __len__(self):
         return super().__len__() + 1
 
     def __iter__(self):
-        *others, last = sorted(Buckets.__iter__(self), key=len)
+        *others, last = sorted(super().__iter__(), key=len)
         cut = 3 + (MPI.COMM_WORLD.rank > 0)
         return iter([*others, last[:cut], last[cut:]])
 
@@ -280,7 +273,6 @@ REFUSED = [
       for table, keys in (("federated", {"clients": 3}), ("sync", {"split": "iid"}))),
     *(pytest.param(loader_of(batches), {}, DataError, told, marks=pytest.mark.mpi(min_size=2))
       for batches, told in (
-        (Ours, "other samples on some ranks than on others in epoch 0"),
         (Cut, "other samples on some ranks than on others in epoch 0"),
         (Later, "other samples on some ranks than on others in epoch 1"),
         (Failing, r"Failing cannot be read: .*no lines.* \(rank 1 of"))),
