@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 
 import mpitrain
 from collectives import Communicator
@@ -16,19 +17,7 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import (
-    OPTIMIZERS,
-    PARALLEL,
-    RANKS,
-    SEVERAL,
-    Sentences,
-    Waves,
-    Whole,
-    made,
-    net,
-    regular,
-    torch,
-)
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, SEVERAL, Sentences, Whole, made, net
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -37,28 +26,27 @@ def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch
     """Also one that was refused; one that it was given stays the program's."""
     closed, close = [], Communicator.close
     monkeypatch.setattr(Communicator, "close", lambda self: (closed.append(self), close(self))[1])
-    given = {"train_data": Waves(2 * RANKS, 1), "batch_size": RANKS, "epochs": 1}
-    with made(folder, **given) as trainer:
+    with made(folder) as trainer:
         assert not closed
     assert any(one is trainer.comm for one in closed)
     closed.clear()
-    with pytest.raises(ConfigError, match=f"needs {2 * RANKS} ranks"):
-        made(folder, **given, parallel={"pipe": 2 * RANKS})
+    with pytest.raises(ConfigError, match=f"needs {2 * comm.size} ranks"):
+        made(folder, parallel={"pipe": 2 * comm.size})
     assert len(closed) == 1
     closed.clear()
-    with made(folder, comm, **given) as trainer:
+    with made(folder, comm) as trainer:
         assert trainer.comm is comm
     assert not any(one is comm for one in closed)
 
 
 def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
-    with made(folder, comm, test_data=Waves(8, 2), epochs=1) as trainer:
+    with made(folder, comm, epochs=1) as trainer:
         trainer.fit()
     kept = sorted((folder / "run" / "checkpoints").iterdir())
     for use in (
         trainer.fit,
         lambda: train(trainer),
-        lambda: trainer.loop.step(Batch(0, [np.arange(RANKS)])),
+        lambda: trainer.loop.step(Batch(0, [np.arange(comm.size)])),
         lambda: evaluate(trainer.parts, 0),
     ):
         with pytest.raises(RuntimeError, match="this trainer is closed"):
@@ -93,11 +81,11 @@ def test_a_trainer_whose_pass_has_failed_trains_no_more(comm, folder, zero):
 
 @pytest.mark.parametrize("way", ["load_state_dict", "data"])
 def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
-    with made(folder, comm, model=regular) as trainer:
+    with made(folder, comm, model=net) as trainer:
         if way == "data":
             next(trainer.module.parameters()).data.mul_(2)
         else:
-            trainer.module.load_state_dict(regular().state_dict())
+            trainer.module.load_state_dict(net().state_dict())
         with pytest.raises(ConfigError, match="parameters were changed after the trainer was made"):
             trainer.fit()
 
@@ -229,16 +217,16 @@ def test_ranks_may_say_the_same_in_other_words(comm, folder):
 def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
     stop = StopFlag()
     with made(folder, stop=stop) as trainer:
-        if comm.rank == RANKS - 1:
+        if comm.rank == comm.size - 1:
             stop.reason = "asked by the program"
         with pytest.raises(Stopped, match=r"step 1 of 10 \(asked by the program\)"):
             trainer.fit()
         stop.reason = ""
-    if RANKS > 1:
+    if comm.size > 1:
         comm.Barrier()
 
     def kill(parts):
-        if parts.steps_done == 2 and comm.rank == RANKS - 1:
+        if parts.steps_done == 2 and comm.rank == comm.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with made(folder, stop=stop, before_step=kill) as trainer:
