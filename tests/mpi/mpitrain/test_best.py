@@ -196,4 +196,4 @@ def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
         broken.mkdir()
         (broken / "rank-00000.safetensors").write_bytes(b"half of it")
         run(one, scored(folder), go_on=True)
-    assert names(folder) == [f"best-{BEST:08d}", f"step-{END:08d}"]
+    assert names(folder) == [f"best-{BEST:08d}", f"step-{BEST:08d}", f"step-{END:08d}"]
