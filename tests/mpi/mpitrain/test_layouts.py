@@ -99,8 +99,9 @@ def test_columns_that_ranks_share_unequally(comm, parallel, shape):
 @pytest.mark.parametrize("layout", FEW)
 def test_the_test_is_the_same_on_every_layout(comm, layout):
     def tested(ranks, **parallel):
-        asked = {"loss": {"smoothing": 0.1}, "metrics": ("accuracy", "top3", "f1", "perplexity")}
-        with start(ranks, changed(job("gpt", batch_size=50, **parallel), **asked)) as trainer:
+        measured = {"metrics": ("accuracy", "top3", "f1", "perplexity")}
+        config = changed(job("gpt", batch_size=50, **parallel), smoothing=0.1, evaluate=measured)
+        with start(ranks, config) as trainer:
             return evaluate(trainer.parts, 0)
 
     found = tested(comm, **layouts("gpt", RANKS)[layout])
