@@ -217,7 +217,6 @@ def below(x, y):
     ],
 )
 def test_a_sample_that_cannot_be_ends_all(comm, folder, part, at, other, message, given):
-    """Whoever has it."""
     given = given | {f"{part}_data": Other(other, at), "epochs": 1}
     with pytest.raises(DataError, match=message.format(at, part)), made(folder, **given) as trainer:
         trainer.fit()
@@ -282,8 +281,6 @@ class Impure(torch.nn.Module):
     ],
 )
 def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message):
-    """All ranks have one message."""
-
     def model():
         layers = [torch.nn.Linear(6, 16), *(torch.nn.Linear(16, 16) for _ in range(RANKS))]
         return torch.nn.Sequential(*layers, Impure(how), torch.nn.Linear(16, 1))
