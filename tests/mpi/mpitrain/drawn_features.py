@@ -6,6 +6,7 @@ from tests.mpi.mpitrain import test_collate, test_counted, test_unused
 from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
 from tests.mpi.mpitrain.test_streams import Turns
+from tests.zoo.parts import Of
 
 import torch  # isort: skip
 from torch.optim import lr_scheduler  # isort: skip
@@ -14,70 +15,46 @@ BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentence
 STEPS = 10  # of two epochs
 
 
-def adamw(parameters):
-    """Two groups with rates, decays and betas of their own."""
-    wide = [p for p in parameters if p.ndim > 1]
-    flat = [p for p in parameters if p.ndim < 2]
-    return torch.optim.AdamW(
-        [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0, "betas": (0.8, 0.9)}],
-        lr=3e-3,
-        weight_decay=0.1,
-    )
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
-
-
 def sequential(optimizer):
     up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
     down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
     return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
 
 
-CASES = {
-    "LambdaLR": (
-        adamw,
-        lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
-    ),
+#: Of groups of parameters; a factor begins at 0.
+BY_GROUPS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, *[lambda s: 0.9**s] * 2]),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3, 1e-4], total_steps=STEPS),
+    "SequentialLR": sequential,
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0),
+    "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
+}
+CASES = {name: (OPTIMIZERS["groups"], schedule) for name, schedule in BY_GROUPS.items()} | {
     "Adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.05, eps=(1e-8, 1e-3)), None),
-    "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
-    "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
-    "OneCycleLR": (adamw, lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS)),
-    "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
-    "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
-    "SequentialLR": (adamw, sequential),
-    "plateau": (adamw, lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0)),
-    "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
+    "momentum": (OPTIMIZERS["SGD"], lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
+    "CyclicLR": (OPTIMIZERS["SGD"], lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
 }
 
 
-class TakesNoEmptyBatch(torch.nn.Module):
-    """As most modules do that call ``view``; with batch norm, or without."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
-        self.norm = torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity()
-        self.drop = torch.nn.Dropout(0.1)
-
-    def forward(self, x):
-        y = self.drop(self.norm(self.enter(x.view(x.size(0), -1))))
-        return self.leave(y.view(x.size(0), -1))
+def flat(x):
+    """What takes no empty batch, as most modules."""
+    return x.view(x.size(0), -1)
 
 
-class OfImages(torch.nn.Module):
+def of_rows(norm):
+    parts = {"enter": torch.nn.Linear(6, 16), "leave": torch.nn.Linear(16, 1), "norm": norm}
+    drop = torch.nn.Dropout(0.1)
+    return Of(lambda m, x: m.leave(flat(m.drop(m.norm(m.enter(flat(x)))))), **parts, drop=drop)
+
+
+def of_images():
     """Batch norm of channels, and a ``view`` of what comes out of it."""
-
-    def __init__(self):
-        super().__init__()
-        # A bias before a norm has a gradient of rounding, which Adam would make large.
-        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2, bias=False), torch.nn.Linear(8, 1)
-        self.norm = torch.nn.BatchNorm2d(4)
-
-    def forward(self, x):
-        y = torch.relu(self.norm(self.enter(x.view(-1, 1, 2, 3))))
-        return self.leave(y.view(x.size(0), -1))
+    # A bias before a norm has a gradient of rounding, which Adam would make large.
+    parts = {"enter": torch.nn.Conv2d(1, 4, 2, bias=False), "norm": torch.nn.BatchNorm2d(4)}
+    of = lambda m, x: m.leave(flat(torch.relu(m.norm(m.enter(x.view(-1, 1, 2, 3))))))  # noqa: E731
+    return Of(of, **parts, leave=torch.nn.Linear(8, 1))
 
 
 def before_others(first):
@@ -109,9 +86,9 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
             (SEVERAL | SEVERAL_DATA, 4, False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
-            ({"model": before_others(lambda: TakesNoEmptyBatch(False))}, 5, False),
-            ({"model": before_others(lambda: TakesNoEmptyBatch(True))}, 5, True),
-            ({"model": before_others(OfImages)}, 5, True),
+            ({"model": before_others(lambda: of_rows(torch.nn.Identity()))}, 5, False),
+            ({"model": before_others(lambda: of_rows(torch.nn.BatchNorm1d(16)))}, 5, True),
+            ({"model": before_others(of_images)}, 5, True),
             (counted(rng.choice([*test_counted.LOSSES.values()])), 5, False),
             (test_collate.given(), 3, False),
             (unused(), 4, False),

@@ -40,27 +40,16 @@ class Quadrants(Waves):
 
 
 def net(outputs=1):
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 16),
-        torch.nn.Tanh(),
-        torch.nn.Linear(16, 16),
-        torch.nn.Tanh(),
-        torch.nn.Linear(16, outputs),
-    )
+    linear, tanh = torch.nn.Linear, torch.nn.Tanh
+    return torch.nn.Sequential(linear(6, 16), tanh(), linear(16, 16), tanh(), linear(16, outputs))
 
 
 def regular():
     """With dropout and batch norm, in and outside of a part of the Sequential."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 16),
-        torch.nn.BatchNorm1d(16),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.1),
-        torch.nn.Sequential(
-            torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16, momentum=None), torch.nn.Dropout(0.2)
-        ),
-        torch.nn.Linear(16, 1),
-    )
+    nn = torch.nn
+    first = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1)
+    inner = nn.Linear(16, 16), nn.BatchNorm1d(16, momentum=None), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.Sequential(*inner), nn.Linear(16, 1))
 
 
 class Block(torch.nn.Module):
@@ -98,22 +87,14 @@ CUTS = ["enter", "blocks.0", "blocks.1"]
 
 def made(folder, comm=None, **changed):
     given = {
-        "model": net,
-        "train_data": Waves(100, 1),
-        "test_data": Waves(30, 2),
-        "loss": torch.nn.functional.mse_loss,
+        "model": net, "train_data": Waves(100, 1), "test_data": Waves(30, 2), "loss": mse,
         "metrics": {"mae": lambda y, t: (y - t).abs().mean(), "n": lambda y, t: (t.sum(), len(t))},
-        "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0},
-        "batch_size": 24,
-        "epochs": 2,
-        "seed": 7,
-        "dtype": "float64",
-        "shadow": 0,
-        "dir": str(folder / "run"),
-    }
+        "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0}, "batch_size": 24, "epochs": 2,
+        "seed": 7, "dtype": "float64", "shadow": 0, "dir": str(folder / "run"),
+    }  # fmt: skip
     if "optimizer" in changed:
         del given["optim"]
-    if "dtype" in changed and changed["dtype"] is None:
+    if changed.get("dtype", "float64") is None:
         del given["dtype"], changed["dtype"]
     if hasattr(changed.get("train_data"), "batch_sampler"):
         del given["batch_size"]
@@ -160,14 +141,12 @@ def assert_alike(module, other):
 def in_groups(parameters):
     """No decay of what has one axis, and another rate for one tensor."""
     rest = [p for p in parameters if p.ndim > 1]
-    return torch.optim.AdamW(
-        [
-            {"params": rest[1:], "weight_decay": 0.1},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
-        ],
-        lr=3e-3,
-    )
+    groups = [
+        {"params": rest[1:], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
+    ]
+    return torch.optim.AdamW(groups, lr=3e-3, amsgrad=True)
 
 
 OPTIMIZERS = {
@@ -217,8 +196,8 @@ class Reader(torch.nn.Module):
 
 def of_both(outputs, labels):
     value, first = labels
-    mse = torch.nn.functional.mse_loss(outputs["value"], value)
-    return mse + 0.1 * torch.nn.functional.cross_entropy(outputs["first"], first)
+    cross_entropy = torch.nn.functional.cross_entropy(outputs["first"], first)
+    return mse(outputs["value"], value) + 0.1 * cross_entropy
 
 
 SEVERAL = {
@@ -257,25 +236,29 @@ def cosine(optimizer):
 
 
 def torchs_own(
-    trainer, factory, schedule=cosine, by="step", make=net, loss=mse, dtype=torch.float64
+    trainer, factory, schedule=cosine, make=net, loss=mse, dtype=torch.float64, see=None, test=None
 ):
-    """A module that torch trained on the same samples in the same order, and its rates."""
+    """A module that torch trained on the same samples in the same order, and its rates.
+
+    ``see`` has the module after each step, and ``test`` after each epoch: the scheduler takes its
+    number, or without it a step each step.
+    """
     torch.manual_seed(7)
     module = make().to(dtype)
     optimizer = factory(list(module.parameters()))
     scheduler = schedule(optimizer) if schedule else None
     rates = []
-    for epoch in range(2):
+    for epoch in range(trainer.config.train.epochs):
         for batch in trainer.parts.sampler.batches(epoch):
             some = trainer.parts.data.train.in_epoch(epoch)[batch]
-            x, y = tensors(some.inputs), tensors(some.labels)
             optimizer.zero_grad()
-            outputs = module(**x) if isinstance(x, dict) else module(x)
-            loss(outputs, tuple(y.values()) if isinstance(y, dict) else y).backward()
+            loss(module(tensors(some.inputs)), tensors(some.labels)).backward()
             rates.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
-            if scheduler and by == "step":
+            if see:
+                see(module)
+            if scheduler and not test:
                 scheduler.step()
-        if scheduler and by == "epoch":
-            scheduler.step()
+        if test:
+            scheduler.step(test(module))
     return module, rates

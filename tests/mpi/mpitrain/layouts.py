@@ -28,21 +28,16 @@ MODELS = {
         Optim(name="adamw", lr=1e-3, reference_batch=0, weight_decay=0.1, clip_norm=1.0),
     ),
     "convnet": (
-        Data(name="digits"),
+        Data("digits"),
         Model(kind="convnet", channels=(4, 8), hidden=(16, 12)),
         Optim(lr=0.05, weight_decay=1e-4),
     ),
     "resnet": (
-        Data(name="digits"),
+        Data("digits"),
         Model(kind="resnet", channels=(4, 8)),
         Optim(name="lamb", lr=1e-3, reference_batch=0, weight_decay=0.01),
     ),
-    "vgg": (
-        Data(name="digits"),
-        Model(kind="vgg", channels=(4, 8), hidden=(16,)),
-        Optim(name="lars", lr=1.0, reference_batch=0, weight_decay=1e-4, trust=0.01),
-    ),
-    "mlp": (Data(name="digits"), Model(kind="mlp", hidden=(32, 16)), Optim(lr=0.05, nesterov=True)),
+    "mlp": (Data("digits"), Model(kind="mlp", hidden=(32, 16)), Optim(lr=0.05, nesterov=True)),
     "recommender": (
         Data(name="clicks", samples=600, tables=5, rows=30),
         Model(kind="recommender", width=4, hidden=(8,)),
@@ -176,15 +171,9 @@ def assert_goes_on(comm, config, kept=lambda trainer: {}):
 
 def alone(config, steps=20):
     """The same in one process, without micro-batches or any layout; trained once for all tests."""
-    plain = Config(
-        run=config.run,
-        data=config.data,
-        model=config.model,
-        loss=config.loss,
-        optim=config.optim,
-        train=Train(epochs=config.train.epochs, batch_size=config.train.batch_size),
-    )
-    return _trained_alone(json.encode(plain), steps)
+    kept = {name: getattr(config, name) for name in ("run", "data", "model", "loss", "optim")}
+    train = Train(epochs=config.train.epochs, batch_size=config.train.batch_size)
+    return _trained_alone(json.encode(Config(**kept, train=train)), steps)
 
 
 @cache
@@ -253,7 +242,7 @@ def layouts(model, ranks):
     found = {name: make(ranks) for name, make in ANY.items()} | SOME.get(ranks, {})
     has_pipe = lambda p: p.get("pipe", 1) * p.get("chunks", 1)  # noqa: E731
     gpt = 2 + MODELS["gpt"][1].layers
-    layers = {"gpt": gpt, "convnet": 5, "resnet": 4, "vgg": 4, "mlp": 3, "recommender": 3}[model]
+    layers = {"gpt": gpt, "convnet": 5, "resnet": 4, "mlp": 3, "recommender": 3}[model]
     return {
         name: parallel
         for name, parallel in found.items()
@@ -270,13 +259,9 @@ def layouts(model, ranks):
 _FEW = {
     2: ("interleaved", "sequence, zero 3"),
     3: ("v, zero bubble", "zero 3"),
-    4: (
-        "data x pipe, interleaved, zero 3",
-        "data x tensor, zero 3",
-        "unequal 1-2-1",
-        "context x pipe, zero 3",
-    ),
-}
+    4: ("data x pipe, interleaved, zero 3", "data x tensor, zero 3", "unequal 1-2-1",
+        "context x pipe, zero 3"),
+}  # fmt: skip
 
 
 def few(model, ranks, quick=None):

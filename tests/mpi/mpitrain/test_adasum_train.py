@@ -14,7 +14,7 @@ from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.start import start
 from tests.adasum import adasum
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import curve, job, whole
+from tests.mpi.mpitrain.layouts import close, curve, job, whole
 from tests.mpi.mpitrain.summands import shards, summand
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 
@@ -28,9 +28,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("has_shards", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
-@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards):
-    shapes = SHAPES[shapes]
     sizes = [int(np.prod(shape)) for shape in shapes]
     ends, n = np.cumsum([0, *sizes]), sum(sizes)
 
@@ -81,7 +80,8 @@ def by_tensors(trainer, vectors):
 
 def simulated(config, steps):
     """The weights after some steps of workers in processes of their own, with plain descent."""
-    period = config.sync.period if config.sync.kind == "local" else 1
+    sync = config.sync
+    period = sync.period if sync.kind == "local" else 1
     with Communicator(MPI.COMM_SELF) as one:
         everyone = [Alone(one, config) for _ in range(RANKS)]
         trainer, rate = everyone[0].trainer, config.optim.lr
@@ -91,7 +91,7 @@ def simulated(config, steps):
                 own = own_part(batch, RANKS, number)
                 worker.backward(own, len(own) * RANKS / len(batch))
                 worker.weights -= rate * worker.gradients
-            if (step + 1) % period == 0:
+            if step < sync.start or (step + 1 - sync.start) % period == 0:
                 anchor -= by_tensors(trainer, [anchor - worker.weights for worker in everyone])
                 for worker in everyone:
                     worker.weights[...] = anchor
@@ -107,10 +107,11 @@ def simulated(config, steps):
         (Sync(combine="adasum"), {}),
         slow_case(Sync(combine="adasum"), {"zero": 1}),
         (Sync(kind="local", period=2, combine="adasum"), {}),
+        (Sync(kind="local", period=2, start=2, combine="adasum"), {}),
     ],
 )
 def test_workers_train_as_it_says(comm, sync, layout):
-    """Descent along the Adasum of gradients, and the rule for changes of weights."""
+    """Descent along the Adasum of gradients, and the rule for changes of weights, or both."""
     plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
     config = replace(job("mlp", micro_batches=2, **layout), sync=sync, optim=plain)
     with start(comm, config) as trainer:
@@ -119,19 +120,7 @@ def test_workers_train_as_it_says(comm, sync, layout):
         trainer.parts.drain()
         found = whole(comm, trainer)
         assert trainer.parts.store.algorithm == "adasum" or RANKS == 1
-    for name, values in simulated(config, 4).items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-8, atol=1e-11)
-
-
-def test_the_first_steps_of_workers_combine_gradients_as_it_says(comm):
-    plain = Optim(lr=0.05, momentum=0.0, reference_batch=0)
-    found = []
-    for sync in (Sync(kind="local", period=2, start=2, combine="adasum"), Sync(combine="adasum")):
-        with start(comm, replace(job("mlp"), sync=sync, optim=plain)) as trainer:
-            list(islice(trainer.run_epoch(0), 2))
-            found.append(whole(comm, trainer))
-    for name, values in found[1].items():
-        np.testing.assert_allclose(found[0][name], values, rtol=1e-11, atol=1e-13)
+    close(found, simulated(config, 4), rtol=1e-11, atol=1e-13)
 
 
 def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):

@@ -1,5 +1,6 @@
 """The moving average of the parameters: one process's in every layout, in tests and exports."""
 
+from contextlib import nullcontext
 from itertools import islice
 
 import numpy as np
@@ -12,16 +13,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.start import start
 from mpitrain.training.evaluation import averaged, evaluate
-from tests.mpi.mpitrain.layouts import (
-    changed,
-    equal,
-    few,
-    job,
-    keep,
-    layouts,
-    mlp,
-    whole,
-)
+from tests.mpi.mpitrain.layouts import changed, equal, few, job, keep, layouts, mlp, whole
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -67,25 +59,21 @@ def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
         keep(trainer)
     comm.Barrier()
     checkpoint, _ = find(folder)
-    for name in expected:
-        np.testing.assert_array_equal(values[name], expected_values[name])
-        np.testing.assert_array_equal(checkpoint.value(name), expected[name])
+    equal(values, expected_values)
+    equal({name: checkpoint.value(name) for name in expected}, expected)
 
 
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize("kind", ["asynchronous", "offload", "16 bits"])
 def test_of_other_ways_to_update(comm, folder, kind):
     """An asynchronous pipeline with one update a window, states in files, 16 bits."""
-    config = {
-        "asynchronous": lambda: mlp(
-            "float64", schedule="asynchronous", window=1, pipe=RANKS if RANKS < 4 else 1
-        ),
-        "offload": lambda: mlp("float64", zero=1, offload=str(folder / "states")),
-        "16 bits": mlp,
-    }[kind]()
-    if kind == "16 bits":
-        config = changed(config, compute="float16", loss_scale=8.0)
-    _, averages, by_hand, _ = trained(comm, averaging(config))
+    window = {"schedule": kind, "window": 1, "pipe": RANKS if RANKS < 4 else 1}
+    keys = {
+        "asynchronous": {"dtype": "float64", "parallel": window},
+        "offload": {"dtype": "float64", "zero": 1, "offload": str(folder / "states")},
+        "16 bits": {"compute": "float16", "loss_scale": 8.0},
+    }[kind]
+    _, averages, by_hand, _ = trained(comm, averaging(changed(mlp(), **keys)))
     equal(averages, by_hand)
 
 
@@ -108,15 +96,12 @@ def test_what_one_rank_alone_raises_in_a_test_keeps_nobody_waiting(comm, zero):
     trainer = start(comm, averaging(mlp(zero=zero)))
     list(islice(trainer.run_epoch(0), 2))
     before = [piece.parameters.copy() for piece in trainer.parts.store.pieces]
-    alone, others = comm.rank == 0, zero == 0
-    try:
-        with averaged(trainer.parts):
-            assert not np.array_equal(before[0], trainer.parts.store.pieces[0].parameters)
-            comm.Barrier()
-            if alone or not others:
-                raise RuntimeError("of this rank")
-    except RuntimeError:
-        assert alone or not others
+    raises = comm.rank == 0 or zero == 1
+    with pytest.raises(RuntimeError) if raises else nullcontext(), averaged(trainer.parts):
+        assert not np.array_equal(before[0], trainer.parts.store.pieces[0].parameters)
+        comm.Barrier()
+        if raises:
+            raise RuntimeError("of this rank")
     for piece, values in zip(trainer.parts.store.pieces, before, strict=True):
         np.testing.assert_array_equal(piece.parameters, values)
     trainer.close()

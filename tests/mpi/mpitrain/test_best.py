@@ -7,10 +7,9 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
+from collectives import Communicator
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Checkpoint as CheckpointTable
-from mpitrain.config import Evaluate
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Resumed, Step, Summary
 from mpitrain.ranks.stop import Stopped
@@ -26,43 +25,35 @@ RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.
 SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
 BEST, END = 4, 10
+QUICK_ON = {"data": 1, "zero 3": 3, "pipe, 1f1b": 2}
 LAYOUTS = [
-    pytest.param(layouts("mlp", RANKS)[name], id=name, marks=marks)
-    for name, marks in (
-        ("data", pytest.mark.quick_on(1)),
-        ("zero 3", pytest.mark.quick_on(3)),
-        ("pipe, 1f1b", pytest.mark.quick_on(2)),
-    )
-    if name in layouts("mlp", RANKS)
+    pytest.param(how, id=name, marks=pytest.mark.quick_on(QUICK_ON[name]))
+    for name, how in layouts("mlp", RANKS).items()
+    if name in QUICK_ON
 ]
 
 
 class Scores:
-    """A metric whose values are given, for each epoch of a trainer's."""
-
-    def __init__(self, scores):
-        self.scores, self.trainer = scores, None
+    """A metric whose values are given, for each epoch of its trainer, which is set later."""
 
     def add(self, outputs, labels):
         return np.zeros(1)
 
     def value(self, totals):
-        return self.scores[
-            self.trainer.parts.steps_done // self.trainer.parts.sampler.steps_per_epoch - 1
-        ]
+        parts = self.trainer.parts
+        return SCORES[parts.steps_done // parts.sampler.steps_per_epoch - 1]
 
 
 def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
     config = job("mlp", "float32", batch_size=719, micro_batches=2, **parallel)
     watch = {"patience": patience, "watch": "higher score"} if patience else {}
-    config = replace(config, evaluate=Evaluate(**watch))
-    config = replace(config, checkpoint=CheckpointTable(every=every, keep=1, best=best))
-    return replace(in_folder(config, folder), train=replace(config.train, epochs=len(SCORES)))
+    kept = {"every": every, "keep": 1, "best": best}
+    return in_folder(config, folder, evaluate=watch, checkpoint=kept, epochs=len(SCORES))
 
 
-def run(comm, config, *, go_on=False, stop=None, end=None, scores=SCORES):
+def run(comm, config, *, go_on=False, stop=None, end=None):
     """The records of a run, the trained values, and why it was stopped."""
-    metric, records, why = Scores(scores), [], None
+    metric, records, why = Scores(), [], None
     flag = StopsAfter(stop) if stop else None
 
     def see(record):
@@ -87,12 +78,8 @@ def of(kind, records):
     return [record for record in records if isinstance(record, kind)]
 
 
-def names(folder):
-    return sorted(path.name for path in checkpoints_of(folder).iterdir())
-
-
-def checkpoints_of(folder):
-    return folder / "checkpoints"
+def names(folder, within="checkpoints"):
+    return sorted(path.name for path in (folder / within).iterdir())
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
@@ -103,7 +90,7 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
     (summary,) = of(Summary, records)
     assert summary.ended == "no better higher score in 3 tests than 3 after step 4"
     assert names(folder) == [f"best-{BEST:08d}", f"step-{END:08d}"]
-    best = CheckpointReader(checkpoints_of(folder) / f"best-{BEST:08d}")
+    best = CheckpointReader(folder / "checkpoints" / f"best-{BEST:08d}")
     best.verify()
     short = scored(folder / "short", best="", patience=0, **parallel)
     _, at_best, _ = run(comm, replace(short, train=replace(short.train, steps=BEST)))
@@ -184,11 +171,8 @@ def test_the_newest_is_resumed_and_not_the_best(comm, folder):
     # A fresh run sets both aside.
     run(comm, scored(folder, every=0), stop=1)
     assert names(folder) == ["earlier", "step-00000001"]
-    assert sorted(path.name for path in (checkpoints_of(folder) / "earlier").iterdir()) == [
-        f"best-{BEST:08d}",
-        "step-00000007",
-        "step-00000009",
-    ]
+    aside = [f"best-{BEST:08d}", "step-00000007", "step-00000009"]
+    assert names(folder, "checkpoints/earlier") == aside
 
 
 @pytest.mark.quick_on(2)
@@ -202,21 +186,14 @@ def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
         if any(path.name.startswith("best-") for path in paths):
             raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Writer, "_remove", killed)
-        try:  # rank 0 alone removes, and the others are told nothing
-            if RANKS == 1:
-                run(comm, scored(folder))
-        except Killed:
-            pass
-    if RANKS == 1:
+    folder = folder / str(comm.rank)
+    with Communicator(MPI.COMM_SELF) as one:  # rank 0 alone removes, and tells the others nothing
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Writer, "_remove", killed)
+            run(one, scored(folder))
         assert {"best-00000002", f"best-{BEST:08d}"} <= set(names(folder))
-    elif comm.rank == 0:
-        broken = checkpoints_of(folder) / ".best-00000099.unfinished"
-        broken.mkdir(parents=True)
+        broken = folder / "checkpoints/.best-00000099.unfinished"
+        broken.mkdir()
         (broken / "rank-00000.safetensors").write_bytes(b"half of it")
-    comm.Barrier()
-    run(comm, scored(folder), go_on=True)
-    assert names(folder)[0] == f"best-{BEST:08d}"
-    assert names(folder)[-1] == f"step-{END:08d}"
-    assert not list(checkpoints_of(folder).glob(".best-*"))
+        run(one, scored(folder), go_on=True)
+    assert names(folder) == [f"best-{BEST:08d}", f"step-{BEST:08d}", f"step-{END:08d}"]

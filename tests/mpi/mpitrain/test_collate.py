@@ -10,25 +10,17 @@ import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.fits import (
-    PARALLEL,
-    RANKS,
-    Waves,
-    assert_alike,
-    loop,
-    made,
-    sgd,
-    torch,
-)
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Waves, assert_alike, loop, made, sgd, torch
 
 pytestmark = pytest.mark.at_most(4)
+utils = torch.utils.data
 
 
-class Lines(torch.utils.data.Dataset):
+class Lines(utils.Dataset):
     """Words of lines of 2 to 11, with a name that no model sees, a class and a weight."""
 
     def __init__(self, samples, seed):
-        self.samples, self.seed, self.read = samples, seed, []
+        self.samples, self.seed = samples, seed
 
     def __len__(self):
         return self.samples
@@ -37,7 +29,6 @@ class Lines(torch.utils.data.Dataset):
         return 2 + (index * 7 + self.seed) % 10
 
     def __getitem__(self, index):
-        self.read.append(index)
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
         words = torch.randint(1, 9, (self.length(index),), generator=draw)
         return {"words": words, "name": f"line {index}"}, int(words.sum()) % 3, 0.5 + index % 4
@@ -90,20 +81,18 @@ class Buckets:
         return iter(batches)
 
 
-def given(**changed):
+def loader_of(batches, collate=pad):
     lines = Lines(50, 1)
+    return utils.DataLoader(lines, batch_sampler=batches(lines, 12), collate_fn=collate)
+
+
+def given(**changed):
     usual = {
-        "model": Recurrent,
-        "cuts": ["norm", "mix"],
-        "train_data": torch.utils.data.DataLoader(
-            lines, batch_sampler=Buckets(lines, 12), collate_fn=pad
-        ),
-        "test_data": torch.utils.data.DataLoader(Lines(31, 2), batch_size=7, collate_fn=pad),
-        "loss": weighted,
+        "model": Recurrent, "cuts": ["norm", "mix"], "train_data": loader_of(Buckets),
+        "test_data": utils.DataLoader(Lines(31, 2), batch_size=7, collate_fn=pad),
+        "loss": weighted, "optimizer": sgd, "classes": 3,
         "metrics": {"hits": lambda y, t, w: ((y.argmax(1) == t) * w).sum() / len(w)},
-        "optimizer": sgd,
-        "classes": 3,
-    }
+    }  # fmt: skip
     return usual | changed
 
 
@@ -142,16 +131,11 @@ def test_it_is_torchs_own_loop(folder):
     assert tests[-1].test_loss == pytest.approx(wanted, rel=1e-9)
 
 
-LINES, utils = Lines(50, 1), torch.utils.data
+LINES = Lines(50, 1)
+DIVIDED = utils.DistributedSampler(LINES, num_replicas=2, rank=RANKS - 1 & 1)
 #: Options of a loader, and the sizes of its batches.
 LOADERS = {
-    "divided": (
-        {
-            "batch_size": 6,
-            "sampler": utils.DistributedSampler(LINES, num_replicas=2, rank=RANKS - 1 & 1),
-        },
-        [12] * 4 + [2],
-    ),
+    "divided": ({"batch_size": 6, "sampler": DIVIDED}, [12] * 4 + [2]),
     "weighted": ({"sampler": utils.WeightedRandomSampler(torch.arange(1.0, 51.0), 60)}, [12] * 5),
     "dropped": ({"drop_last": True, "shuffle": True}, [12] * 4),
     "in turn": ({}, [12] * 4 + [2]),
@@ -177,24 +161,21 @@ def test_a_loader_gives_size_and_order(folder, kind):
         assert len(set(seen)) == len(seen)
 
 
-class InTurn(torch.utils.data.IterableDataset):
-    def __init__(self, samples, seed):
-        self.lines = Lines(samples, seed)
-
+class InTurn(utils.IterableDataset):
     def __len__(self):
-        return len(self.lines)
+        return len(LINES)
 
     def __iter__(self):
-        return map(self.lines.__getitem__, range(len(self.lines)))
+        return map(LINES.__getitem__, range(len(LINES)))
 
 
 @pytest.mark.parametrize("wrapped", [slow_case(False), True])
 def test_a_loader_of_a_stream(folder, wrapped):
-    loader = torch.utils.data.DataLoader(InTurn(50, 1), 12, collate_fn=pad)
+    loader = utils.DataLoader(InTurn(), 12, collate_fn=pad)
     data = mpitrain.Stream(loader, 50) if wrapped else loader
     with made(folder, **given(train_data=data), batch_size=12) as trainer:
         trainer.fit()
-    batches = torch.utils.data.DataLoader(Lines(50, 1), 12, collate_fn=pad)
+    batches = utils.DataLoader(LINES, 12, collate_fn=pad)
     assert_alike(trainer.module, torchs_own([*batches, *batches]))
 
 
@@ -235,24 +216,17 @@ class Drawn(Buckets):
         return iter([order[i : i + self.size] for i in range(0, len(order), self.size)])
 
 
-class Ours(Buckets):
-    """Goes by the rank."""
+class Later(Buckets):
+    """Goes by the rank from the second epoch on."""
 
-    epoch, since = 0, 0
+    epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
         batches = list(super().__iter__())
-        by_rank = MPI.COMM_WORLD.rank and self.epoch >= self.since
-        return iter(batches[::-1] if by_rank else batches)
-
-
-class Later(Ours):
-    """Only from the second epoch on."""
-
-    since = 1
+        return iter(batches[::-1] if MPI.COMM_WORLD.rank and self.epoch else batches)
 
 
 class Failing(Later):
@@ -261,69 +235,54 @@ class Failing(Later):
         return Buckets.__iter__(self)
 
 
-class Cut(Ours):
+class Cut(Buckets):
     """Goes by the rank in where a batch ends alone."""
 
     def __len__(self):
         return super().__len__() + 1
 
     def __iter__(self):
-        *others, last = sorted(Buckets.__iter__(self), key=len)
+        *others, last = sorted(super().__iter__(), key=len)
         cut = 3 + (MPI.COMM_WORLD.rank > 0)
         return iter([*others, last[:cut], last[cut:]])
 
 
-def loader_of(batches, collate=pad):
-    lines = Lines(50, 1)
-    return torch.utils.data.DataLoader(lines, batch_sampler=batches(lines, 12), collate_fn=collate)
-
-
-def of(loader):
-    return {"train_data": loader}
-
-
+#: What is given, the samples first, the error, and words of it; ranks divide some, and are told
+#: when the epoch begins.
 REFUSED = [
-    (of(loader_of(Buckets, unmasked)), ConfigError, "padding has a part in it"),
-    (of(torch.utils.data.DataLoader(Rare(50, 1), 12, collate_fn=unmasked)),
+    (loader_of(Buckets, unmasked), {}, ConfigError, "padding has a part in it"),
+    (utils.DataLoader(Rare(50, 1), 12, collate_fn=unmasked), {},
      ConfigError, "padding has a part in it"),
-    (of(loader_of(Buckets, unmasked)) | {"model": silent}, ConfigError, "padding has a part in it"),
-    (of(torch.utils.data.DataLoader(Even(50, 1), 12, collate_fn=mixed)),
+    (loader_of(Buckets, unmasked), {"model": silent}, ConfigError, "padding has a part in it"),
+    (utils.DataLoader(Even(50, 1), 12, collate_fn=mixed), {},
      DataError, "collate_fn gives other inputs for samples 0 and 49 in one batch than for each"),
-    (of(loader_of(Drawn)), DataError, "Drawn gives two orders of one epoch"),
-    (of(loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5)))),
+    (loader_of(Drawn), {}, DataError, "Drawn gives two orders of one epoch"),
+    (loader_of(Buckets, lambda samples: (torch.ones(5), torch.ones(5))), {},
      DataError, r"collate_fn gives shape \(5,\); the first axis must be the 3 samples"),
-    (of(loader_of(Buckets, lambda samples: 1 / 0)),
+    (loader_of(Buckets, lambda samples: 1 / 0), {},
      DataError, "the batch of samples 0, 1, 2 of Lines: collate_fn: ZeroDivisionError"),
-    (of(Lines(50, 1)) | {"test_data": None, "metrics": None, "cuts": ()},
+    (LINES, {"test_data": None, "metrics": None, "cuts": ()},
      DataError, "or collate_fn= must make batches of them"),
-    *((of(loader) | {"batch_size": 8}, DataError,
+    *((loader, {"batch_size": 8}, DataError,
        "a DataLoader with batches of 12 samples.* train.batch_size = 8; leave one of")
-      for loader in (torch.utils.data.DataLoader(Waves(50, 1), 12), loader_of(Buckets))),
-    (of(None) | {"collate_fn": pad}, TypeError, "collate_fn without train_data"),
+      for loader in (utils.DataLoader(Waves(50, 1), 12), loader_of(Buckets))),
+    (None, {"collate_fn": pad}, TypeError, "collate_fn without train_data"),
+    *((utils.DataLoader(LINES, 12, collate_fn=pad, **how), {table: keys, "optimizer": "sgd"},
+       ConfigError, f"{table}: .* shuffle=True and drop_last=False")
+      for how in ({}, {"shuffle": True, "drop_last": True})
+      for table, keys in (("federated", {"clients": 3}), ("sync", {"split": "iid"}))),
+    *(pytest.param(loader_of(batches), {}, DataError, told, marks=pytest.mark.mpi(min_size=2))
+      for batches, told in (
+        (Cut, "other samples on some ranks than on others in epoch 0"),
+        (Later, "other samples on some ranks than on others in epoch 1"),
+        (Failing, r"Failing cannot be read: .*no lines.* \(rank 1 of"))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changed", "error", "message"), REFUSED)
-def test_what_would_train_other_numbers_is_refused(comm, folder, changed, error, message):
-    with pytest.raises(error, match=message) as raised:
-        made(folder, **given(**changed)).fit()
-    assert len(set(comm.allgather(str(raised.value)))) == 1
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        (Ours, "other samples on some ranks than on others in epoch 0"),
-        (Cut, "other samples on some ranks than on others in epoch 0"),
-        (Later, "other samples on some ranks than on others in epoch 1"),
-        (Failing, r"Failing cannot be read: .*no lines.* \(rank 1 of"),
-    ],
-)
-def test_batches_that_a_rank_divides_are_refused(comm, folder, batches, message):
-    """On all ranks, when the epoch begins."""
-    with pytest.raises(DataError, match=message) as raised:
-        made(folder, **given(train_data=loader_of(batches))).fit()
+@pytest.mark.parametrize(("data", "changed", "error", "told"), REFUSED)
+def test_what_would_train_other_numbers_is_refused(comm, folder, data, changed, error, told):
+    with pytest.raises(error, match=told) as raised:
+        made(folder, **given(train_data=data, **changed)).fit()
     assert len(set(comm.allgather(str(raised.value)))) == 1
 
 
@@ -334,9 +293,8 @@ def test_numbers_that_a_batch_draws_have_a_warning_of_rank_0(comm, folder, caplo
         return pad(samples)
 
     caplog.set_level("INFO", "mpitrain")
-    with made(
-        folder, **given(train_data=loader_of(Buckets, noisy), model=lambda: Recurrent().eval())
-    ):
+    changed = {"train_data": loader_of(Buckets, noisy), "model": lambda: Recurrent().eval()}
+    with made(folder, **given(**changed)):
         words = ("in eval() is trained", "collate_fn draws")
         said = [sum(one in line for line in caplog.messages) for one in words]
         assert said == ([1, draws] if comm.rank == 0 else [0, 0])

@@ -35,21 +35,14 @@ def test_one_expert_trains_as_the_dense_block_bit_for_bit(comm):
     """But for the norm, which adds up squares in the order of memory, where the router is, too."""
     one = MIXTURE | dict(experts=1, top=1, balance=0.0, router_z=0.0)
     optim = Optim(name="adamw", lr=1e-3, reference_batch=0)
-    jobs = [mixture(one), mixture(MIXTURE | dict(experts=0))]
-    (found, parameters), (expected, right) = [
-        curve(comm, replace(config, optim=optim), 4) for config in jobs
-    ]
+    jobs = (replace(mixture(how), optim=optim) for how in (one, MIXTURE | dict(experts=0)))
+    (found, parameters), (expected, right) = (curve(comm, config, 4) for config in jobs)
     np.testing.assert_array_equal(found[:, 0], expected[:, 0])
-    parameters = {
-        name.replace("experts.0.", ""): values
-        for name, values in parameters.items()
-        if "router" not in name
-    }
-    equal(parameters, right)
+    named = {name.replace("experts.0.", ""): values for name, values in parameters.items()}
+    equal({name: values for name, values in named.items() if "router" not in name}, right)
 
 
-#: Spaces, the second of the characters in order.
-IGNORED = Loss(ignore_index=1)
+IGNORED = Loss(ignore_index=1)  # spaces, the second of the characters in order
 
 
 def test_routers_losses_are_means_over_samples_whatever_labels_count(comm):
@@ -69,11 +62,8 @@ def test_routers_losses_are_means_over_samples_whatever_labels_count(comm):
 
 def test_workers_of_their_own_count_labels_beside_what_layers_add(comm):
     """Late agreement on losses changes none of them."""
-    runs = [
-        curve(comm, replace(mixture(), loss=IGNORED, sync=Sync("local", 2, agree=agree)), 4)
-        for agree in (1, 2)
-    ]
-    same(*runs, 1e-12)
+    jobs = (replace(mixture(), loss=IGNORED, sync=Sync("local", 2, agree=n)) for n in (1, 2))
+    same(*(curve(comm, config, 4) for config in jobs), 1e-12)
 
 
 @pytest.mark.parametrize("top", [1, 2])
@@ -81,22 +71,19 @@ def test_bytes_are_those_of_the_rows_that_leave(comm, top):
     """4 K T D (1 - 1/p) numbers of a sample, forward and backward, where choices are even."""
     width, positions, samples, experts = 6, RANKS * 4, 3, 2 * RANKS
     layers = [nn.Linear(width, width, bias=False) for _ in range(experts)]
-    group = TensorGroup(comm)
-    layer = nn.Experts(
-        width, layers, nn.Routing(top=top, capacity=0.0), group, algorithm="pairwise"
-    )
+    routing, group = nn.Routing(top=top, capacity=0.0), TensorGroup(comm)
+    layer = nn.Experts(width, layers, routing, group, algorithm="pairwise")
     parameters = layer.parameters(np.random.default_rng(0), np, np.float64)
     # Positions choose the experts in turn, and the next ones for K = 2.
     x = np.ones((samples, positions, width))
-    scores = np.array([[3.0 * (e == t % experts) + 2.0 * (e == (t + 1) % experts)
-                        for e in range(experts)] for t in range(positions)])  # fmt: skip
+    turn = np.arange(positions) % experts
+    scores = 3.0 * np.eye(experts)[turn] + 2.0 * np.eye(experts)[(turn + 1) % experts]
     layer.layers["router"] = Given(scores)
     traffic = comm.traffic or comm.count_traffic()
-    before = traffic.sent, traffic.shared
+    before = traffic.sent + traffic.shared
     _, saved = layer.forward(parameters, x)
     layer.backward(parameters, saved, x)
-    moved = traffic.sent - before[0] + traffic.shared - before[1]
-    total = comm.allreduce(moved)
+    total = comm.allreduce(traffic.sent + traffic.shared - before)
     rows = 8 * 4 * top * positions * samples * width * (RANKS - 1)  # of all ranks together
     counts = 8 * experts * RANKS * (RANKS - 1)
     assert rows <= total <= rows + 2 * counts, (total, rows, counts)

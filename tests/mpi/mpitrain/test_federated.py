@@ -1,5 +1,7 @@
 """Federated training on ranks: the same bits on any number of them, and its limits."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -9,29 +11,18 @@ import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
-from mpitrain.config import (
-    Checkpoint,
-    Config,
-    ConfigError,
-    Data,
-    Federated,
-    Model,
-    Optim,
-    Run,
-    Train,
-)
+from mpitrain.config import Config, ConfigError, Data, Federated, Model, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.federated.secure import RoundError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Round, Step
-from mpitrain.nn import Linear
 from mpitrain.optim.optimizers import LAMB, SGD, Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
 from mpitrain.run import train
-from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
+from tests.mpi.mpitrain.layouts import changed, in_folder
 
 pytestmark = pytest.mark.at_most(5)
 RANKS = MPI.COMM_WORLD.size
@@ -39,6 +30,8 @@ RANKS = MPI.COMM_WORLD.size
 
 def job(dtype="float32", schedule="constant", **own):
     """Of 20 clients by default; keys of [federated]."""
+    if own.get("secure"):
+        pytest.importorskip("cryptography")
     return Config(
         run=Run(seed=3, dtype=dtype, log_every=1000),
         data=Data(name="digits"),
@@ -52,11 +45,8 @@ def job(dtype="float32", schedule="constant", **own):
 def rounds(comm, config, count=None, **given):
     """The weights after some rounds, and the records of these."""
     with mpitrain.Trainer(comm, config, **given) as trainer:
-        records = [
-            record
-            for number in range(count or config.federated.rounds)
-            for record in trainer.run_epoch(number)
-        ]
+        every = map(trainer.run_epoch, range(count or config.federated.rounds))
+        records = [*chain.from_iterable(every)]
         trainer.parts.check_replicas("at the end")
         return trainer.parts.store.parameters.copy(), records
 
@@ -74,9 +64,8 @@ KINDS = {
     "all": {},
     "one": dict(sample=1, schedule="linear"),
     "sampled": dict(scheme="sampled", sample=12, split="dirichlet"),
-    "late": dict(
-        sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work", bandwidth=5000.0
-    ),
+    "late": dict(sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work",
+                 bandwidth=5000.0),
     "prox, momentum": dict(prox=0.1, server_momentum=0.9, sample=8),
     "adam": dict(server="adam", server_lr=0.02, split="labels"),
     "lamb": dict(server="lamb", server_lr=0.02),
@@ -84,16 +73,13 @@ KINDS = {
     "rotated": dict(rotate=True, kept=0.3, bits=8),
     "clipped": dict(rotate=True, clip=0.01),
     "secure": dict(secure=True, sample=8, take=6, spread=0.5),
-    "secure, rotated": dict(
-        secure=True, rotate=True, bits=10, sample=8, take=6, dropout=0.2, threshold=0.51
-    ),
-}
+    "secure, rotated": dict(secure=True, rotate=True, bits=10, sample=8, take=6, dropout=0.2,
+                            threshold=0.51),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, ["one", "late", "lamb", "secure, rotated"]))
 def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
-    if KINDS[kind].get("secure"):
-        pytest.importorskip("cryptography")
     config = job(**KINDS[kind])
     found, records = rounds(comm, config)
     expected, told = alone(comm, config)
@@ -134,11 +120,7 @@ def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
         (lambda data: data[-1].none, dict(split="own"), "they cannot be read: AttributeError"),
         (lambda data: [7] * len(data), dict(split="own"), "names 1 clients, and the job says 20"),
         (lambda data: ["\ud800"] * len(data), dict(split="own"), "cannot be read: UnicodeEncode"),
-        (
-            lambda data: [1, "1"] + [1] * (len(data) - 2),
-            dict(split="own"),
-            "whole numbers or texts",
-        ),
+        (lambda data: [1, "1", *[1] * (len(data) - 2)], dict(split="own"), "numbers or texts"),
     ],
 )
 def test_clients_that_cannot_be(comm, clients, own, told):
@@ -154,12 +136,8 @@ def test_a_client_that_skips_all_its_steps_has_no_loss(comm, folder, monkeypatch
     data = Dataset(Samples(x, np.zeros((40, 1))), Samples(np.zeros((1, 4)), np.zeros((1, 1))), 0)
     monkeypatch.setattr("mpitrain.training.assemble.load", lambda *_: data)
     config = job("float64", clients=2, rounds=2, split="own", prox=0.1, prox_step=0.1)
-    config = replace(
-        config,
-        run=Run(dtype="float64", on_nonfinite="skip", dir=str(folder)),
-        loss=replace(config.loss, name="mean_squared_error"),
-        checkpoint=Checkpoint(every=1),
-    )
+    more = {"loss": {"name": "mean_squared_error"}, "checkpoint": {"every": 1}}
+    config = in_folder(config, folder, on_nonfinite="skip", **more)
     with mpitrain.Trainer(comm, config, clients=[0] + [1] * 39) as trainer:
         trainer.fit()
     losses = [[*one.losses] for one in read_records(folder / "metrics.jsonl").of(Round)]
@@ -167,8 +145,7 @@ def test_a_client_that_skips_all_its_steps_has_no_loss(comm, folder, monkeypatch
 
 
 def test_a_run_goes_on_with_the_clients_it_had(comm, folder):
-    config = job(clients=3, rounds=1, split="own")
-    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = in_folder(job(clients=3, rounds=1, split="own"), folder)
 
     def fit(shift, resume=False):
         clients = lambda data: (np.arange(len(data)) + shift) % 3  # noqa: E731
@@ -181,34 +158,6 @@ def test_a_run_goes_on_with_the_clients_it_had(comm, folder):
         fit(1, resume=True)
 
 
-@pytest.mark.parametrize("table", ["federated", "sync"])
-@pytest.mark.parametrize("how", [{}, {"shuffle": True, "drop_last": True}], ids=str)
-def test_an_order_that_nobody_takes_is_refused(comm, folder, table, how):
-    utils = pytest.importorskip("torch.utils.data")
-    data = [(np.ones(3), np.ones(1))] * 20
-    own = {"federated": {"clients": 3}, "sync": {"split": "iid"}}
-    with pytest.raises(ConfigError, match=f"{table}: .* shuffle=True and drop_last=False"):
-        mpitrain.Trainer(
-            comm, model=lambda: {"out": Linear(3, 1)}, train_data=utils.DataLoader(data, 4, **how),
-            loss="mean_squared_error", dir=str(folder), **{table: own[table]},
-        )  # fmt: skip
-
-
-def sequential(comm, config, steps):
-    """Training of the same job without clients, in one process; told to all ranks."""
-    config, found = replace(config, federated=Federated()), None
-    if comm.rank == 0:
-        with Communicator(MPI.COMM_SELF) as one, start(one, config) as trainer:
-            while trainer.parts.steps_done < steps:
-                list(
-                    trainer.run_epoch(
-                        trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
-                    )
-                )
-            found = trainer.parts.store.parameters.copy()
-    return comm.bcast(found)
-
-
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "float64"], ["float32"]))
 @pytest.mark.parametrize("optim", mostly_slow(["sgd", "adam", "lamb"], ["adam"]))
 def test_one_client_is_training_without_clients(comm, dtype, optim):
@@ -216,53 +165,34 @@ def test_one_client_is_training_without_clients(comm, dtype, optim):
     config = replace(config, train=Train(epochs=2, batch_size=100))
     config = replace(config, optim=Optim(name=optim, lr=0.01, reference_batch=0, clip_norm=0.5))
     found, records = rounds(comm, config)
-    steps = records[0].steps
-    assert steps == 2 * 15
-    np.testing.assert_array_equal(found, sequential(comm, config, steps))
-
-
-def quadratic(samples=40):
-    """Numbers to fit by a line of two inputs: a quadratic loss with one minimum."""
-    rng = np.random.default_rng(5)
-    inputs = rng.normal(size=(samples, 2))
-    labels = inputs @ [[2.0], [-1.0]] + 0.7 + 0.1 * rng.normal(size=(samples, 1))
-    return inputs, labels
+    expected, told = alone(comm, replace(config, federated=Federated()), 2)
+    np.testing.assert_array_equal(found, expected)
+    assert records[0].steps == len(told) == 2 * 15
 
 
 @pytest.mark.parametrize("mu", mostly_slow([0.0, 0.3, 3.0], [0.3]))
-def test_fedprox_ends_at_the_closed_form(comm, mu):
+def test_fedprox_ends_at_the_closed_form(comm, monkeypatch, mu):
     """min f(w) + mu/2 |w - x|^2 with gradient H w - b of f: w = (H + mu)^-1 (b + mu x)."""
-    inputs, labels = quadratic()
-    config = job("float64", clients=1, prox=mu)
-    config = replace(
-        config,
-        model=Model(kind="mlp", hidden=()),
-        loss=replace(config.loss, name="mean_squared_error"),
-        optim=Optim(lr=0.2, reference_batch=0, momentum=0.0),
-        train=Train(epochs=400, batch_size=40),
-    )
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(40, 2))
+    labels = inputs @ [[2.0], [-1.0]] + 0.7 + 0.1 * rng.normal(size=(40, 1))
+    config = changed(job("float64", clients=1, prox=mu), epochs=400, batch_size=40, hidden=())
+    optim = Optim(lr=0.2, reference_batch=0, momentum=0.0)
+    config = replace(config, optim=optim, loss=replace(config.loss, name="mean_squared_error"))
     both = Samples(inputs, labels)
-    data = Dataset(both, both, 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpitrain.training.assemble.load", lambda *_: data)
-        with mpitrain.Trainer(comm, config) as trainer:
-            names = [tensor.name for tensor in trainer.parts.arena.tensors]
-            assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]
-            x = trainer.parts.store.parameters.copy()
-            scale = _curvature(trainer)
-            list(trainer.run_epoch(0))
-            found = trainer.parts.store.parameters.copy()
+    monkeypatch.setattr("mpitrain.training.assemble.load", lambda *_: Dataset(both, both, 0))
+    with mpitrain.Trainer(comm, config) as trainer:
+        names = [tensor.name for tensor in trainer.parts.arena.tensors]
+        assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]
+        x = trainer.parts.store.parameters.copy()
+        # The second derivative of the squared error by the output.
+        scale = trainer.parts.model.loss(np.ones((1, 1)), np.zeros((1, 1)), 1)[1].item()
+        list(trainer.run_epoch(0))
+        found = trainer.parts.store.parameters.copy()
     wide = np.column_stack([inputs, np.ones(len(inputs))])
     hessian, b = scale * wide.T @ wide / len(wide), scale * wide.T @ labels[:, 0] / len(wide)
     expected = np.linalg.solve(hessian + mu * np.eye(3), b + mu * x)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def _curvature(trainer):
-    """Second derivative of the job's squared error by the output."""
-    _, gradient = trainer.parts.model.loss(np.array([[1.0]]), np.array([[0.0]]), 1)
-    return float(gradient[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -279,18 +209,15 @@ def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
     """Each round's change, from a run of one round each, put through the optimiser by hand."""
     config = job("float64", **own)
     with mpitrain.Trainer(comm, config) as trainer:
-        x = trainer.parts.store.parameters.copy()
+        x, improve = trainer.parts.store.parameters.copy(), trainer.loop._client.improve
         state = {slot: np.zeros_like(x) for slot in rule.slots}
         for number in range(3):
             cohort = trainer.loop.choice.cohort(number)
-            ends = {
-                p.client: trainer.loop._client.improve(
-                    x, number, p.client, trainer.loop.clients[p.client], p.steps
-                ).weights
+            changes = [
+                x - improve(x, number, p.client, trainer.loop.clients[p.client], p.steps).weights
                 for p in cohort.parts
-            }
-            sizes = [p.weight for p in cohort.parts]
-            change = np.average([x - ends[p.client] for p in cohort.parts], axis=0, weights=sizes)
+            ]
+            change = np.average(changes, axis=0, weights=[p.weight for p in cohort.parts])
             direction = rule.prepare(x, change, state, number + 1)
             factor = np.ones_like(x)
             if rule.layerwise:
@@ -314,7 +241,6 @@ def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
 )
 @pytest.mark.quick_on(3)
 def test_the_secure_sum_is_that_of_the_codes(comm, own):
-    pytest.importorskip("cryptography")
     own = {"clients": 10, **own}
     found, records = rounds(comm, job(**own, secure=True, threshold=0.51), 2)
     np.testing.assert_array_equal(found, rounds(comm, job(**own), 2)[0])
@@ -339,8 +265,6 @@ SERVERS = {"sgd": {}, "adam": {"server_epsilon": 1e-30}, "lamb": {"server_epsilo
     ],
 )  # fmt: skip
 def test_a_round_without_a_result_is_an_error_of_all_ranks(comm, own, lr, error, told):
-    if own.get("secure"):
-        pytest.importorskip("cryptography")
     config = replace(job(**own), optim=Optim(lr=lr, reference_batch=0))
     with mpitrain.Trainer(comm, config) as trainer:
         before = trainer.parts.store.parameters.copy()
@@ -354,7 +278,6 @@ def test_a_round_without_a_result_is_an_error_of_all_ranks(comm, own, lr, error,
 
 @pytest.mark.quick_on(2)
 def test_bytes_are_those_of_the_messages(comm):
-    pytest.importorskip("cryptography")
     elements = 64 * 12 + 12 + 12 * 10 + 10
     share = 2 * (RANKS - 1) / RANKS
 
@@ -377,31 +300,18 @@ def test_bytes_are_those_of_the_messages(comm):
     assert secure.rank_bytes == pytest.approx(share * 8 * (elements + 1) + beside, rel=0.02)
 
 
-def with_folder(config, folder, **checkpoint):
-    return replace(
-        config, run=replace(config.run, dir=str(folder)), checkpoint=Checkpoint(**checkpoint)
-    )
-
-
 @pytest.mark.quick_on(3)
 @pytest.mark.parametrize(
     "own",
     [
         slow_case(dict(server_momentum=0.9, sample=8)),
-        dict(
-            server="adam",
-            server_lr=0.02,
-            scheme="sampled",
-            sample=8,
-            rotate=True,
-            bits=6,
-            prox_step=0.3,
-        ),
+        dict(server="adam", server_lr=0.02, scheme="sampled", sample=8, rotate=True, bits=6,
+             prox_step=0.3),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
-    config = with_folder(job(rounds=6, **own), folder, every=2)
-    config = replace(config, optim=replace(config.optim, schedule="cosine", average=0.5))
+    config = changed(job(rounds=6, schedule="cosine", **own), average=0.5, checkpoint={"every": 2})
+    config = in_folder(config, folder)
     stop = StopFlag()
 
     def before_round(parts):
@@ -445,22 +355,14 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
 def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
     torch = pytest.importorskip("torch")
 
-    def module():
-        return torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)
-        )
+    def module(middle=torch.nn.ReLU):
+        first = torch.nn.Flatten(), torch.nn.Linear(64, 8)
+        return torch.nn.Sequential(*first, middle(), torch.nn.Linear(8, 10))
 
     config = job(clients=6)
     found, _ = rounds(comm, config, model=module)
     expected, _ = alone(comm, config, model=module)
     np.testing.assert_array_equal(found, expected)
-
-    def with_means():
-        return torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8),
-            torch.nn.Linear(8, 10),
-        )  # fmt: skip
-
     with pytest.raises(ConfigError, match=r"batch norm needs forward passes .* take group or"):
-        mpitrain.Trainer(comm, config, model=with_means)
+        mpitrain.Trainer(comm, config, model=lambda: module(lambda: torch.nn.BatchNorm1d(8)))
     assert not split_off

@@ -53,19 +53,12 @@ def test_the_rates_are_those_of_the_job(comm):
 
 @pytest.mark.quick_on(2)
 def test_it_ends_when_the_loss_diverges(comm):
-    found = find(comm, mlp(), least=1e-3, most=1e6, steps=60)
-    assert len(found.tried) < 60
-    assert found.why.startswith(
-        ("the loss was above its least", "the loss or a gradient is not finite")
-    )
-    assert 1e-3 < found.steepest < 10.0
-    wide = find(comm, mlp(), least=1e-300, most=1e300, steps=8)
-    assert wide.tried[0].lr == pytest.approx(1e-300)
-    assert wide.why.startswith(
-        ("the loss was above its least", "the loss or a gradient is not finite")
-    )
-    found = find(comm, mlp(), least=1e30, most=1e38, steps=8)
-    assert "not finite at step" in found.why or "above its least" in found.why
+    for least, most, steps in ((1e-3, 1e6, 60), (1e-300, 1e300, 8), (1e30, 1e38, 8)):
+        found = find(comm, mlp(), least=least, most=most, steps=steps)
+        diverged = ("the loss was above its least", "the loss or a gradient is not finite at step")
+        assert found.why.startswith(diverged) and len(found.tried) < steps
+        assert found.tried[0].lr == least
+        assert steps == 8 or 1e-3 < found.steepest < 10.0
 
 
 @pytest.mark.quick_on(2)

@@ -6,33 +6,23 @@ import numpy as np
 import pytest
 
 from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made, torch
+from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
 
 
-class AlsoUnread(torch.nn.Module):
+def also_unread():
     """Two results, of which a loss may read one: batch norm of the other goes backward nowhere."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter, self.norm = torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4)
-        self.leave = torch.nn.Linear(6, 1)
-
-    def forward(self, x):
-        y = self.enter(x)
-        return self.leave(x), self.norm(torch.stack((y, 2 * y), -1))  # two values of one sample
+    parts = {"enter": torch.nn.Linear(6, 4), "norm": torch.nn.BatchNorm1d(4)}
+    two = lambda y: torch.stack((y, 2 * y), -1)  # noqa: E731 values of one sample
+    gives = lambda m, x: (m.leave(x), m.norm(two(m.enter(x))))  # noqa: E731
+    return Of(gives, **parts, leave=torch.nn.Linear(6, 1))
 
 
 def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
     """It knows what the loss does not read although it has never called it with samples."""
-    changed = {
-        "model": AlsoUnread,
-        "loss": lambda outputs, labels: torch.nn.functional.mse_loss(outputs[0], labels),
-        "metrics": {},
-        "train_data": Waves(6, 1),
-        "batch_size": 1,
-        "epochs": 1,
-    }
+    changed = {"model": also_unread, "metrics": {}, "train_data": Waves(6, 1), "batch_size": 1}
+    changed |= {"loss": lambda y, t: (y[0] - t).square().mean(), "epochs": 1}
     with made(folder, **changed) as trainer:
         (found,) = trainer.fit()
     (wanted,), _ = alone(**changed)
@@ -47,11 +37,8 @@ def test_ranks_read_their_own_samples_and_what_is_frozen_stays(folder):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         begin = Whole().state_dict()
-    frozen = {
-        name
-        for name, value in trainer.module.state_dict().items()
-        if torch.equal(value, begin[name])
-    }
+    values = trainer.module.state_dict().items()
+    frozen = {name for name, value in values if torch.equal(value, begin[name])}
     assert frozen == {"blocks.1.up.weight", "blocks.1.up.bias"}
 
 
@@ -71,8 +58,7 @@ class Woven(Whole):
 def test_weights_that_stages_share_in_another_order_have_one_sum(folder, alone):
     parallel = {"pipe": RANKS, "bucket_bytes": 256}
     with made(folder, model=Woven, cuts="blocks", parallel=parallel) as trainer:
-        tests = trainer.fit()
-    assert_as_alone(tests, trainer.module, alone(model=Woven))
+        assert_as_alone(trainer.fit(), trainer.module, alone(model=Woven))
 
 
 def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):

@@ -2,17 +2,9 @@
 
 import pytest
 
-from mpitrain.config import Config, ConfigError, Optim
+from mpitrain.config import Config, Optim
 from tests.cases import slow_case
-from tests.mpi.mpitrain.fits import (
-    OPTIMIZERS,
-    PARALLEL,
-    assert_alike,
-    made,
-    regular,
-    torch,
-    torchs_own,
-)
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, made, torch, torchs_own
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -29,14 +21,12 @@ def test_groups_of_a_job(comm, folder):
     def same(parameters):
         first, *rest = parameters
         weights, biases = ([p for p in rest if (p.ndim > 1) == is_weight] for is_weight in (1, 0))
-        return torch.optim.AdamW(
-            [
-                {"params": weights, "weight_decay": 0.1},
-                {"params": biases, "weight_decay": 0.0},
-                {"params": [first], "weight_decay": 0.2, "lr": 1.5e-3},
-            ],
-            lr=3e-3,
-        )
+        groups = [
+            {"params": weights, "weight_decay": 0.1},
+            {"params": biases, "weight_decay": 0.0},
+            {"params": [first], "weight_decay": 0.2, "lr": 1.5e-3},
+        ]
+        return torch.optim.AdamW(groups, lr=3e-3)
 
     with made(folder, optim=optim, parallel=PARALLEL) as trainer:
         trainer.fit()
@@ -67,19 +57,6 @@ def test_a_schedule_of_ones_own_is_torchs(comm, folder):
     factory = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
     later = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step))  # noqa: E731
     assert_alike(trainer.module, torchs_own(trainer, factory, later)[0])
-
-
-def test_hooks_that_come_too_late_are_refused(comm, folder):
-    def hooked(parameters):
-        parameters = list(parameters)
-        parameters[0].register_hook(lambda gradient: 2 * gradient)
-        return torch.optim.SGD(parameters, lr=0.01)
-
-    with (
-        made(folder, comm, model=regular, optimizer=hooked) as trainer,
-        pytest.raises(ConfigError, match="was given a hook on its gradient"),
-    ):
-        trainer.fit()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.drawn_features import CASES, adamw, sgd
-from tests.mpi.mpitrain.fits import RANKS, Quadrants, Waves, made, net, torch
+from tests.mpi.mpitrain.drawn_features import CASES
+from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Waves, made, net, regular, torch
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
@@ -50,7 +50,7 @@ def added(more):
     return torch.nn.Sequential(net(), Of(lambda m, y: {"y": y, "more": more(y)}))
 
 
-lr_scheduler = torch.optim.lr_scheduler
+lr_scheduler, adamw, sgd = torch.optim.lr_scheduler, OPTIMIZERS["groups"], OPTIMIZERS["SGD"]
 
 
 class ByNorm(lr_scheduler.LRScheduler):
@@ -66,87 +66,86 @@ ALONE = {"test_data": None, "metrics": None}
 CLASSES = ALONE | {"train_data": Classes(48, 1), "loss": torch.nn.CrossEntropyLoss()}
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        (
-            {"train_data": Other(lambda x, y: (x, y, 1.0))} | ALONE,
-            DataError,
-            r"'0': float64 of shape .* that of sample \d+ float64 of shape",
-        ),
-        ({"train_data": [1, 2, 3]}, DataError, r"sample 0 of list is a int; a pair is needed"),
-        ({"train_data": []}, DataError, "train_data has no samples"),
-        (
-            {"model": lambda: net(3)},
-            ConfigError,
-            r"loss: mse_loss cannot compare outputs of shape \(3,\) with",
-        ),
-        (
-            {"loss": lambda y, t: (y - t) ** 2},
-            ConfigError,
-            r"loss: <lambda> gives a tensor of shape \(2, 1\); a loss is one number",
-        ),
-        ({"loss": lambda y, t: y.sub_(t).square().mean()}, ConfigError, r"work on outputs\.clone"),
-        ({"loss": lambda y, t: torch.nn.Tanh().seen}, ConfigError, "return what it reads from the"),
-        (
-            {"metrics": {"rmse": lambda y, t: (y - t).square().mean().sqrt()}},
-            ConfigError,
-            "metrics: rmse: <lambda> of",
-        ),
-        ({"metrics": {"loss": max}}, ConfigError, "'loss' is the name of the mean loss.*choose an"),
-        (
-            {"model": lambda: net().requires_grad_(False)},
-            ConfigError,
-            "all of its parameters are frozen.*unfreeze",
-        ),
-        *(
-            ({"model": partial(added, more)} | ALONE, ConfigError, message)
-            for more, message in (
-                (torch.sum, "its output 'more' is a single number, and no mean"),
-                (lambda y: y.new_ones(3), "its output 'more' has 3 rows for 2 samples; give one"),
-                (lambda y: torch.autograd.grad(y.sum(), y)[0], r"it under torch.enable_grad\(\)"),
-            )
-        ),
-        (
-            CLASSES | {"train_data": Quadrants(48, 1), "model": lambda: net(2)},
-            DataError,
-            "or floating-point numbers where they are no classes",
-        ),
-        (
-            CLASSES | {"model": lambda: net(3)},
-            DataError,
-            r"sample 5 to train on has the label -1, .*ignore_index",
-        ),
-        (
-            {"model": torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(5, 1))},
-            ConfigError,
-            "model: layer part1: it cannot take a sample of shape",
-        ),
-        ({"model": torch.nn.Sequential()}, ConfigError, "model: it has no layers"),
-        ({"metrics": ["accuracy"]}, ConfigError, "evaluate.metrics: labels are numbers, and acc"),
-        ({"schedule": lambda step: 3 - step}, ConfigError, "the function gives -1 at step 4"),
-        (
-            {"schedule": abs, "optim": {"schedule": "cosine"}},
-            ConfigError,
-            r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'",
-        ),
-        (
-            {"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},
-            ConfigError,
-            r"whole parameters, and parallel\.zero cuts them",
-        ),
-        ({"warmup_steps": 99}, ConfigError, r"optim\.warmup_steps: 99 steps of climbing and 0 of"),
-        ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
-        ({"batch_size": 0}, ConfigError, "train.batch_size"),
-        ({"train_data": None}, TypeError, "test_data without train_data"),
-        ({"test_data": Quadrants(30, 2)}, DataError, "train_data has labels of float64, shape"),
-        ({"comm": MPI.COMM_NULL}, TypeError, "comm: expected the ranks"),
-        ({"config": "job.toml"}, TypeError, r"config is a str, .* as of mpitrain\.config\.load"),
-        ({"model": "resnet"}, ConfigError, "type str; the name of a kind is model={'kind': 'res"),
-        ({"model": Waves}, ConfigError, r"Waves needs .*'samples'.*; give model=Waves\(\.\.\.\)"),
-        ({"train_data": (torch.ones(40, 6),) * 2}, DataError, r"list\(zip\(inputs, labels\)\)"),
-    ],
-)
+class Squeezes(torch.nn.Linear):
+    """Drops the axis of one sample."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
+def hooked(parameters):
+    """Of which one has a hook on its gradient by now."""
+    parameters = list(parameters)
+    parameters[0].register_hook(lambda gradient: 2 * gradient)
+    return sgd(parameters)
+
+
+def near(outputs, labels):
+    return ((outputs - labels).abs() < 1).double().mean()
+
+
+FOLLOWS = {"optimizer": sgd, "schedule": partial(lr_scheduler.ReduceLROnPlateau, mode="max")}
+ONES = [(torch.full((6,), float(n)), torch.ones(())) for n in range(9)]
+BAD_DATA = [
+    ({"train_data": Other(lambda x, y: (x, y, 1.0))} | ALONE,
+     r"'0': float64 of shape .* that of sample \d+ float64 of shape"),
+    ({"train_data": [1, 2, 3]}, r"sample 0 of list is a int; a pair is needed"),
+    ({"train_data": []}, "train_data has no samples"),
+    (CLASSES | {"train_data": Quadrants(48, 1), "model": lambda: net(2)},
+     "or floating-point numbers where they are no classes"),
+    (CLASSES | {"model": lambda: net(3)},
+     r"sample 5 to train on has the label -1, .*ignore_index"),
+    ({"test_data": Quadrants(30, 2)}, "train_data has labels of float64, shape"),
+    ({"train_data": (torch.ones(40, 6),) * 2}, r"list\(zip\(inputs, labels\)\)"),
+]  # fmt: skip
+BAD_TYPES = [
+    ({"batchsize": 4}, "batchsize is no setting of a job; did you mean batch_size?"),
+    ({"train_data": None}, "test_data without train_data"),
+    ({"comm": MPI.COMM_NULL}, "comm: expected the ranks"),
+    ({"config": "job.toml"}, r"config is a str, .* as of mpitrain\.config\.load"),
+]
+BAD_JOBS = [
+    ({"model": lambda: net(3)}, r"loss: mse_loss cannot compare outputs of shape \(3,\) with"),
+    ({"loss": lambda y, t: (y - t) ** 2},
+     r"loss: <lambda> gives a tensor of shape \(2, 1\); a loss is one number"),
+    ({"loss": lambda y, t: y.sub_(t).square().mean()}, r"work on outputs\.clone"),
+    ({"loss": lambda y, t: torch.nn.Tanh().seen}, "return what it reads from the"),
+    ({"metrics": {"rmse": lambda y, t: (y - t).square().mean().sqrt()}},
+     "metrics: rmse: <lambda> of"),
+    ({"metrics": {"loss": max}}, "'loss' is the name of the mean loss.*choose an"),
+    ({"metrics": ["accuracy"]}, "evaluate.metrics: labels are numbers, and acc"),
+    ({"model": lambda: net().requires_grad_(False)}, "all of its parameters are frozen.*unfreeze"),
+    *(({"model": partial(added, more)} | ALONE, message) for more, message in (
+        (torch.sum, "its output 'more' is a single number, and no mean"),
+        (lambda y: y.new_ones(3), "its output 'more' has 3 rows for 2 samples; give one"),
+        (lambda y: torch.autograd.grad(y.sum(), y)[0], r"it under torch.enable_grad\(\)"))),
+    ({"model": torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(5, 1))},
+     "model: layer part1: it cannot take a sample of shape"),
+    ({"model": torch.nn.Sequential()}, "model: it has no layers"),
+    ({"model": "resnet"}, "type str; the name of a kind is model={'kind': 'res"),
+    ({"model": Waves}, r"Waves needs .*'samples'.*; give model=Waves\(\.\.\.\)"),
+    (ALONE | {"model": lambda: Squeezes(6, 1), "train_data": ONES, "batch_size": RANKS},
+     r"shape \(\) for 1 sample; the first axis must be the samples.*squeeze\(-1\)"),
+    ({"model": regular, "optimizer": hooked}, "was given a hook on its gradient"),
+    ({"schedule": lambda step: 3 - step}, "the function gives -1 at step 4"),
+    (FOLLOWS | {"metrics": {"near": near}}, "mode = 'max', and a lower loss, which evaluate.watch"),
+    (FOLLOWS | {"watch": "far"}, r"evaluate\.watch: no test measures 'far'"),
+    (FOLLOWS | ALONE, "follows tests, and the job has nothing to test on"),
+    ({"optimizer": sgd, "schedule": lambda o: lr_scheduler.StepLR(o, 5), "watch": "mae"},
+     r"evaluate\.watch: neither patience nor the schedule"),
+    ({"schedule": abs, "optim": {"schedule": "cosine"}},
+     r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'"),
+    ({"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},
+     r"whole parameters, and parallel\.zero cuts them"),
+]  # fmt: skip
+BAD = [
+    (changed, error, message)
+    for error, rows in ((DataError, BAD_DATA), (TypeError, BAD_TYPES), (ConfigError, BAD_JOBS))
+    for changed, message in rows
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), BAD)
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
     with pytest.raises(error, match=message), made(folder, **changed) as trainer:
         trainer.fit()
@@ -172,33 +171,24 @@ def test_schedules_that_cannot_be_are_refused(folder, optimizer, schedule, why):
         made(folder, optimizer=optimizer, schedule=schedule)
 
 
+#: What the first rank asks for (0), and the others (1).
+OTHER_JOBS = [
+    (lambda r: {"epochs": 1 + r}, ConfigError, "jobs: train.epochs is 1 on rank 0 and 2 on"),
+    (lambda r: {"batch_size": 24 - r}, ConfigError, "jobs: train.batch_size is 24 on rank 0"),
+    (lambda r: {"optimizer": partial(torch.optim.SGD, lr=0.1 * (1 + r))},
+     ConfigError, "jobs: optim.lr is 0.1 on rank 0 and 0.2 on rank"),
+    (lambda r: {"optimizer": partial(torch.optim.SGD, lr=0.1, weight_decay=0.1 * r)},
+     ConfigError, "jobs: weight_decay of the optimizer's group 0 is 0 on rank 0 and 0.1"),
+    (lambda r: {"model": lambda: torch.nn.Sequential(torch.nn.Dropout(r / 2), net())}, ConfigError,
+     r"jobs: model\.0 is 'Dropout\(p=0.0, inplace=False\)' on rank 0 and 'Dropout\(p=0.5"),
+    (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
+    (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
+    (lambda r: {"batch_size": 1 - r}, ConfigError, r"train.batch_size.*\(rank 1 of"),
+]  # fmt: skip
+
+
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    ("own", "error", "message"),
-    [
-        (lambda r: {"epochs": 1 + r}, ConfigError, "jobs: train.epochs is 1 on rank 0 and 2 on"),
-        (lambda r: {"batch_size": 24 - r}, ConfigError, "jobs: train.batch_size is 24 on rank 0"),
-        (
-            lambda r: {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1 * (1 + r))},
-            ConfigError,
-            "jobs: optim.lr is 0.1 on rank 0 and 0.2 on rank",
-        ),
-        (
-            lambda r: {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1 * r)},
-            ConfigError,
-            "jobs: weight_decay of the optimizer's group 0 is 0 on rank 0 and 0.1",
-        ),
-        (
-            lambda r: {"model": lambda: torch.nn.Sequential(torch.nn.Dropout(0.1 * r), net())},
-            ConfigError,
-            r"jobs: model\.0 is 'Dropout\(p=0.0, inplace=False\)' on rank 0 and 'Dropout\(p=0.1",
-        ),
-        (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
-        (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
-        (lambda r: {"batch_size": 1 - r}, ConfigError, r"train.batch_size.*\(rank 1 of"),
-    ],
-    ids=["epochs", "batch", "rate", "decay", "dropout", "tests", "nonsense", "none"],
-)
+@pytest.mark.parametrize(("own", "error", "message"), OTHER_JOBS)
 def test_ranks_that_ask_for_other_jobs_are_told(comm, folder, own, error, message):
     with pytest.raises(error, match=message):
         made(folder, **own(min(comm.rank, 1)))
@@ -227,32 +217,29 @@ def below(x, y):
     ],
 )
 def test_a_sample_that_cannot_be_ends_all(comm, folder, part, at, other, message, given):
-    """Whoever has it."""
     given = given | {f"{part}_data": Other(other, at), "epochs": 1}
     with pytest.raises(DataError, match=message.format(at, part)), made(folder, **given) as trainer:
         trainer.fit()
 
 
-class Early(torch.nn.Module):
+def early():
     """Its code leaves out a block for some samples."""
 
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(2))
-        self.head = torch.nn.Linear(6, 1)
-
-    def forward(self, x):
-        for block in self.blocks:
+    def forward(module, x):
+        for block in module.blocks:
             x = block(x).tanh()
             if float(x.detach().mean()) > 0:
                 break
-        return self.head(x)
+        return module.head(x)
+
+    blocks = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(2))
+    return Of(forward, blocks=blocks, head=torch.nn.Linear(6, 1))
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.skipif(RANKS % 2 == 1, reason="stages have equally many replicas")
 def test_a_part_that_is_left_by_another_way_is_told_on_all_ranks(comm, folder):
-    given = dict(model=Early, cuts=["blocks.0", "blocks.1"], parallel={"pipe": 2}, steps=30)
+    given = dict(model=early, cuts=["blocks.0", "blocks.1"], parallel={"pipe": 2}, steps=30)
     with pytest.raises(ConfigError, match="leaves by another way than in the trial, not behind"):
         made(folder, **given).fit()
 
@@ -294,8 +281,6 @@ class Impure(torch.nn.Module):
     ],
 )
 def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message):
-    """All ranks have one message."""
-
     def model():
         layers = [torch.nn.Linear(6, 16), *(torch.nn.Linear(16, 16) for _ in range(RANKS))]
         return torch.nn.Sequential(*layers, Impure(how), torch.nn.Linear(16, 1))
@@ -307,13 +292,9 @@ def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, message):
 
 def tied():
     """Two layers with one weight, which lie on two stages."""
-    module = torch.nn.Sequential(
-        torch.nn.Linear(6, 16),
-        torch.nn.Linear(16, 16),
-        torch.nn.Tanh(),
-        torch.nn.Linear(16, 16),
-        torch.nn.Linear(16, 1),
-    )
+    linear = torch.nn.Linear
+    parts = linear(6, 16), linear(16, 16), torch.nn.Tanh(), linear(16, 16), linear(16, 1)
+    module = torch.nn.Sequential(*parts)
     module[3].weight = module[1].weight
     return module
 

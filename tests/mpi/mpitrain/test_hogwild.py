@@ -18,7 +18,7 @@ from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import close, equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = pytest.mark.at_most(5)
@@ -67,21 +67,17 @@ def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     """Neighbouring numbers of different ranks, thousands of times at once, as if one by one."""
     size, pushes = 101, 2000
     window, flat = shared(comm, size, dtype)
-    own = np.zeros(size, dtype)
-    own[comm.rank :: RANKS] = 1.0 + comm.rank
-    link = Unlocked(flat)
+    rank_of = np.arange(size) % RANKS
+    link, own = Unlocked(flat), np.where(rank_of == comm.rank, 1.0 + comm.rank, 0.0).astype(dtype)
     comm.Barrier()
     for clock in range(pushes):
         link.push(clock, 1, own, 0.25)
     comm.Barrier()
-    expected = np.zeros(size, dtype)
-    for rank in range(RANKS):
-        expected[rank::RANKS] = -0.25 * (1.0 + rank) * pushes
     found = flat.copy()
     del link, flat
     comm.Barrier()
     window.Free()
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, -0.25 * (1.0 + rank_of) * pushes)
 
 
 def shared(comm, size, dtype):
@@ -96,6 +92,12 @@ def shared(comm, size, dtype):
     return window, flat
 
 
+def delays(comm):
+    """Before each step of each rank, a drawn one."""
+    rng = random.Random(comm.rank)
+    return lambda parts: time.sleep(rng.choice([0.0, 0.003]))
+
+
 @quick
 def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folder):
     """Where no two samples have a row in common, whoever comes first."""
@@ -108,23 +110,13 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     # What the MPI library sends is not known.
     parallel = replace(config.parallel, algorithm="ring")
     config = replace(config, data=replace(config.data, rows=samples), parallel=parallel)
-    late = random.Random(comm.rank)
-    found, records = trained(
-        comm,
-        config,
-        objects=UserObjects(data=data),
-        before_step=lambda parts: time.sleep(late.choice([0.0, 0.003])),
-    )
+    objects = UserObjects(data=data)
+    found, records = trained(comm, config, objects=objects, before_step=delays(comm))
     with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config), objects=UserObjects(data=data))
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-13, err_msg=name)
-    np.testing.assert_allclose(
-        [(r.loss, r.grad_norm) for r in records],
-        [(r.loss, r.grad_norm) for r in theirs],
-        rtol=1e-10,
-    )
+        expected, theirs = trained(one, without(config), objects=objects)
+    close(found, expected, rtol=0, atol=1e-13)
+    curves = ([(r.loss, r.grad_norm) for r in some] for some in (records, theirs))
+    np.testing.assert_allclose(*curves, rtol=1e-10)
     if RANKS > 1:  # of the tables nothing is sent
         rest = sum(v.size for name, v in expected.items() if not name.endswith("table"))
         assert 0 < records[0].sent_bytes + records[0].shared_bytes < 3 * 8 * rest + 1000
@@ -134,17 +126,12 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
 @pytest.mark.parametrize("hogwild", [True, "tables"])
 def test_all_ranks_train_one_copy(comm, folder, hogwild):
     """To about where one process gets; no two runs are alike, bit by bit."""
-    rng = random.Random(comm.rank)
     config = job(folder, steps=60, hogwild=hogwild)
-    found, records = trained(
-        comm, config, before_step=lambda parts: time.sleep(rng.choice([0.0, 0.003]))
-    )
+    found, records = trained(comm, config, before_step=delays(comm))
     with Communicator(MPI.COMM_SELF) as one:
         expected, theirs = trained(one, without(config))
     assert [record.step for record in records] == list(range(1, 61))
-    for name, values in expected.items():
-        assert found[name].shape == values.shape
-        assert np.abs(found[name] - values).max() < 0.2
+    close(found, expected, rtol=0, atol=0.2)
     last = [np.mean([r.loss for r in some[-10:]]) for some in (records, theirs)]
     assert last[0] == pytest.approx(last[1], abs=0.1) and last[0] < records[0].loss - 0.05
 
@@ -177,10 +164,11 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
         if comm.rank == RANKS - 1 and parts.steps_done == at:
             raise DataError("bad sector")
 
-    trainer = start(comm, job(folder, hogwild=hogwild), before_step=fail)
-    with pytest.raises(DataError, match="bad sector"):
+    with (
+        start(comm, job(folder, hogwild=hogwild), before_step=fail) as trainer,
+        pytest.raises(DataError, match="bad sector"),
+    ):
         list(trainer.run_epoch(0))
-    trainer.close()
 
 
 @quick

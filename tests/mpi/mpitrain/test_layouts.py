@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import callbacks
-from mpitrain.config import ConfigError, Evaluate, Loss
+from mpitrain.config import ConfigError, Loss
 from mpitrain.device import Device
 from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import F1
@@ -21,16 +21,12 @@ from tests.drawn_layouts import MOST, run
 from tests.mpi.mpitrain.layouts import alone, changed, close, curve, few, job, layouts
 
 RANKS = MPI.COMM_WORLD.size
-FIRST = ("gpt", "convnet")
+FIRST, NOT_DRAWN = ("gpt", "convnet"), ("mlp", "recommender")
 # Quick are one model in every other layout of 2 ranks, and in all of 4; and two on 3.
 QUICK = {2: ("gpt",), 3: FIRST, 4: ("gpt",)}.get(RANKS, ())
 FEW = few("gpt", RANKS)
 #: Drawn layouts, and how many are quick.
 DRAWN, FIRST_DRAWN = 40, {2: 6, 3: 6, 4: 8}.get(RANKS, 0)
-
-
-def few_of(models):
-    return [pytest.param(m, *one.values, marks=one.marks) for m in models for one in few(m, RANKS)]
 
 
 def same(found, expected, rtol):
@@ -63,52 +59,54 @@ def test_drawn_layouts_are_those_of_one_process_go_on_and_move(comm, folder, num
     assert worst <= MOST, "".join(said)
 
 
-@pytest.mark.parametrize(("model", "layout"), few_of(["gpt"]))
-def test_labels_that_are_left_out(comm, model, layout):
+@pytest.mark.parametrize("layout", FEW)
+def test_labels_that_are_left_out(comm, layout):
     """A character is; also where ranks share the columns of its scores."""
-    config = replace(job(model, **layouts(model, RANKS)[layout]), loss=Loss(ignore_index=5))
+    config = replace(job("gpt", **layouts("gpt", RANKS)[layout]), loss=Loss(ignore_index=5))
     same(curve(comm, config, 3), alone(config, 3), 1e-10)
 
 
-@pytest.mark.parametrize(("model", "layout"), few_of(["convnet"]))
-def test_in_single_precision_too(comm, model, layout):
-    config = job(model, "float32", **layouts(model, RANKS)[layout])
+@pytest.mark.parametrize("layout", few("convnet", RANKS))
+def test_in_single_precision_too(comm, layout):
+    config = job("convnet", "float32", **layouts("convnet", RANKS)[layout])
     found, _ = curve(comm, config, 3)
     np.testing.assert_allclose(found[:, 0], alone(config, 3)[0][:, 0], rtol=1e-4)
 
 
 @pytest.mark.at_most(5)
-@pytest.mark.parametrize(("model", "layout"), few_of(["mlp", "recommender"]))
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [pytest.param(m, *p.values, marks=p.marks) for m in NOT_DRAWN for p in few(m, RANKS)],
+)
 def test_models_that_are_not_drawn(comm, model, layout):
     config = job(model, **layouts(model, RANKS)[layout])
     same(curve(comm, config, steps=5), alone(config, 5), 1e-9)
 
 
-@pytest.mark.skipif(RANKS != 4, reason="two stages of two tensor ranks")
-@pytest.mark.quick_on(4)
-def test_stages_between_columns_that_ranks_share_unequally(comm):
-    config = changed(job("convnet", pipe=2, tensor=2, partition=(3, 2)), hidden=(9, 7))
-    same(curve(comm, config, 3), alone(config, 3), 1e-10)
+#: Columns that stages between them, or ranks, share unequally, so that some ranks have none.
+UNEQUAL = [({"tensor": RANKS}, {"channels": (1, 2), "hidden": (1, 2)})]
+if RANKS == 4:
+    UNEQUAL += [({"pipe": 2, "tensor": 2, "partition": (3, 2)}, {"hidden": (9, 7)})]
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_without_channels_or_columns(comm):
-    config = changed(job("convnet", tensor=RANKS), channels=(1, 2), hidden=(1, 2))
+@pytest.mark.parametrize(("parallel", "shape"), UNEQUAL)
+def test_columns_that_ranks_share_unequally(comm, parallel, shape):
+    config = changed(job("convnet", **parallel), **shape)
     same(curve(comm, config, 3), alone(config, 3), 1e-10)
 
 
 @pytest.mark.parametrize("layout", FEW)
 def test_the_test_is_the_same_on_every_layout(comm, layout):
-    asked = {
-        "loss": Loss(smoothing=0.1),
-        "evaluate": Evaluate(("accuracy", "top3", "f1", "perplexity")),
-    }
-    config = replace(job("gpt", batch_size=50, **layouts("gpt", RANKS)[layout]), **asked)
-    with start(comm, config) as trainer:
-        found = evaluate(trainer.parts, 0)
-    alone = replace(job("gpt", batch_size=50), **asked)
-    with Communicator(MPI.COMM_SELF) as one, start(one, alone) as trainer:
-        expected = evaluate(trainer.parts, 0)
+    def tested(ranks, **parallel):
+        measured = {"metrics": ("accuracy", "top3", "f1", "perplexity")}
+        config = changed(job("gpt", batch_size=50, **parallel), smoothing=0.1, evaluate=measured)
+        with start(ranks, config) as trainer:
+            return evaluate(trainer.parts, 0)
+
+    found = tested(comm, **layouts("gpt", RANKS)[layout])
+    with Communicator(MPI.COMM_SELF) as one:
+        expected = tested(one)
     assert found.test_loss == pytest.approx(expected.test_loss, rel=1e-12)
     inexact, exact = found.metrics.pop("perplexity"), expected.metrics.pop("perplexity")
     assert inexact == pytest.approx(exact, rel=1e-12)
