@@ -181,8 +181,8 @@ def test_servers_refuse_it(folder):
     own = given(**OWN, server={"ranks": 1})
     with pytest.raises(ConfigError, match=r"part\d.* has no part in the loss"):
         made(folder, **own).fit()
-    used = nn.Sequential(Of(lambda m, pair: pair[0]), nn.Linear(6, 1)).double()
-    own |= {"model": used, "loss": mse, "test_data": Turns(30, 2), "dir": str(folder / "other")}
+    own |= {"loss": mse, "test_data": Turns(30, 2), "dir": str(folder / "other")}
+    own["model"] = lambda: nn.Sequential(Of(lambda m, x: x[0]), nn.Linear(6, 1)).double()
     with made(folder, **own) as trainer:
         assert len(trainer.fit()) == 1
 
