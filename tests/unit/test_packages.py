@@ -16,13 +16,8 @@ from mpitrain.metrics.sinks import PACKAGES
 ROOT = Path(__file__).parents[2]
 SETUP = runpy.run_path(str(ROOT / "setup.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FOLDERS = sorted(
-    {
-        path.parent
-        for package in ("collectives", "mpitrain")
-        for path in (ROOT / package).rglob("*.py")
-    }
-)
+MODULES = [path for name in ("collectives", "mpitrain") for path in (ROOT / name).rglob("*.py")]
+FOLDERS = sorted({path.parent for path in MODULES})
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -36,8 +31,7 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
         extra: {re.split("[=><[]", name)[0] for name in names}
         for extra, names in PROJECT["optional-dependencies"].items()
     }
-    folders = [*FOLDERS, ROOT / "benchmarks"]
-    text = "".join(p.read_text() for folder in folders for p in folder.glob("*.py"))
+    text = "".join(p.read_text() for p in (*MODULES, *(ROOT / "benchmarks").glob("*.py")))
     assert "pip install 'mpitrain[" not in text, "which is not published"
     named = set(re.findall(r"""\b(?:install|needed)\(["'](\S+)["'], ["'](\w+)["'][,)]""", text))
     named |= {(package, extra) for extra, package in PACKAGES.items()}

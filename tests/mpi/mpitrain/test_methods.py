@@ -28,26 +28,14 @@ TORCH_ALONE = [{name, "own-model"} for name in ("prediction", "latest", "space")
 #: A key that an optimiser of the program does not read.
 UNREAD = {"weight-decay", "own-optimizer"}
 #: Methods whose models read no vectors.
-OTHER_DATA = (
-    "sequence",
-    "context",
-    "space",
-    "convolutions",
-    "gpt",
-    "tied",
-    "recommender",
-    "hogwild",
-    "experts",
-    "expert-parallel",
-)
+OTHER_DATA = {
+    "sequence", "context", "space", "convolutions", "gpt", "tied", "recommender", "hogwild",
+    "experts", "expert-parallel",
+}  # fmt: skip
 QUICK = [
-    ("pipe", "zero-3"),
-    ("tensor", "zero-1"),
-    ("asynchronous", "pipe"),
-    ("vote", "gpt"),
-    ("diloco", "clip-norm"),
-    ("server", "adam"),
-]
+    ("pipe", "zero-3"), ("tensor", "zero-1"), ("asynchronous", "pipe"), ("vote", "gpt"),
+    ("diloco", "clip-norm"), ("server", "adam"),
+]  # fmt: skip
 OWN = """
 import torch
 
@@ -96,7 +84,6 @@ def small(methods, folder):
     for key, value in keys.items():
         if key in ("data.path", "parallel.offload") or key.startswith("own."):
             keys[key] = f"{folder}/{value}"
-    kind = keys["model.kind"]
     more = {
         "mlp": {"model.hidden": [8, 6]},
         "convnet": {"model.channels": [2, 3], "model.hidden": [8]},
@@ -105,12 +92,12 @@ def small(methods, folder):
             "data.samples": 200, "data.tables": 3, "data.rows": 20, "model.width": 4,
             "model.hidden": [8, 6],
         },
-    }[kind]  # fmt: skip
+    }[keys["model.kind"]]  # fmt: skip
     if "own.model" in keys:
         del keys["model.kind"]
         more = {}
-    if "own.model" in keys and "parallel.tensor" in keys:
-        more |= {"own.splits": {"1.0": "columns", "1.2": "rows"}}
+        if "parallel.tensor" in keys:
+            more["own.splits"] = {"1.0": "columns", "1.2": "rows"}
     if "own.data" in keys:
         more |= {"own.classes": 10}
     if "own.optimizer" in keys or "optim.name" in keys:
@@ -154,7 +141,7 @@ def losses(comm, keys):
 def check(comm, folder, one_process, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
-    if {*pair} in [*TORCH_ALONE, UNREAD] or ({"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}):
+    if {*pair} in [*TORCH_ALONE, UNREAD] or ({"own-data"} & {*pair} and OTHER_DATA & {*pair}):
         return
     try:
         keys = small(methods, folder)

@@ -26,18 +26,21 @@ def labels(comm, tmp_path_factory):
     return y, path
 
 
-def noise(comm, path, micro_batches, epochs=1, **parallel):
-    """The records of noise, at nearly constant weights 0."""
-    tables = {
+def made(comm, path, **tables):
+    usual = {
         "run": {"dtype": "float64", "noise_scale": True, "seed": 5},
         "data": {"name": "arrays", "path": str(path), "test_fraction": 0.001},
         "model": {"kind": "mlp", "hidden": [2]},
         "loss": {"name": "mean_squared_error"},
         "optim": {"lr": 1e-12, "momentum": 0.0},
-        "train": {"batch_size": 16, "micro_batches": micro_batches, "epochs": epochs},
-        "parallel": parallel,
     }
-    with mpitrain.Trainer(comm, converted(tables, Config)) as trainer:
+    return mpitrain.Trainer(comm, converted(usual | tables, Config))
+
+
+def noise(comm, path, micro_batches, epochs=1, **parallel):
+    """The records of noise, at nearly constant weights 0."""
+    train = {"batch_size": 16, "micro_batches": micro_batches, "epochs": epochs}
+    with made(comm, path, train=train, parallel=parallel) as trainer:
         told = [one for epoch in range(epochs) for one in trainer.run_epoch(epoch)]
     return [step.noise for step in told if isinstance(step, Step)]
 
@@ -46,12 +49,10 @@ def test_estimates_are_right_in_the_mean(comm, labels):
     """Over 512 steps, the mean of the estimates strays by some 2%; the seed is fixed."""
     y, path = labels
     found = noise(comm, path, 4, epochs=4)
-    assert np.mean([one.gradient_square for one in found]) == pytest.approx(
-        np.sum(y.mean(axis=0) ** 2), rel=0.06
-    )
-    variance = y.var(axis=0).sum()
+    square, variance = np.sum(y.mean(axis=0) ** 2), y.var(axis=0).sum()
+    assert np.mean([one.gradient_square for one in found]) == pytest.approx(square, rel=0.06)
     assert np.mean([one.variance for one in found]) == pytest.approx(variance, rel=0.06)
-    assert found[-1].noise_scale == pytest.approx(variance / np.sum(y.mean(axis=0) ** 2), rel=0.2)
+    assert found[-1].noise_scale == pytest.approx(variance / square, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +60,8 @@ def test_estimates_are_right_in_the_mean(comm, labels):
 )
 @pytest.mark.skipif(SIZE not in (2, 4), reason="layouts of 2 or 4 ranks")
 def test_other_layouts_have_the_same_numbers(comm, labels, keys):
-    _, path = labels
-    alone = noise(MPI.COMM_SELF, path, 8)
-    found = noise(comm, path, 8 * keys.get("pipe", 1) // SIZE, **keys)
+    alone = noise(MPI.COMM_SELF, labels[1], 8)
+    found = noise(comm, labels[1], 8 * keys.get("pipe", 1) // SIZE, **keys)
     for one, other in zip(found, alone, strict=True):
         assert one.gradient_square == pytest.approx(other.gradient_square, rel=1e-9)
         assert one.variance == pytest.approx(other.variance, rel=1e-9)
@@ -72,16 +72,15 @@ def test_a_tied_tensor_has_the_square_of_the_sum_of_its_parts(comm, tmp_path_fac
     path = tmp_path_factory.mktemp("tied")
     (path / "text.txt").write_text("".join(chr(97 + i * i % 13) for i in range(300)))
     tables = {
-        "run": {"dtype": "float64", "dir": str(path / "run")},
         "data": {"name": "text", "path": str(path / "text.txt"), "context": 8},
         "model": {"kind": "gpt", "layers": 1, "heads": 1, "width": 4},
-        "optim": {"lr": 1e-12, "momentum": 0.0},
+        "loss": {},
     }
 
     def steps(micro_batches):
         tables["train"] = {"batch_size": 4 * micro_batches, "micro_batches": micro_batches}
-        tables["run"]["noise_scale"] = micro_batches > 1
-        with mpitrain.Trainer(MPI.COMM_SELF, converted(tables, Config)) as trainer:
+        tables["run"] = {"dtype": "float64", "noise_scale": micro_batches > 1}
+        with made(MPI.COMM_SELF, path, **tables) as trainer:
             return [one for one in trainer.run_epoch(0) if isinstance(one, Step)]
 
     apart = [step.grad_norm**2 / 4 for step in steps(1)]
@@ -91,17 +90,11 @@ def test_a_tied_tensor_has_the_square_of_the_sum_of_its_parts(comm, tmp_path_fac
 
 
 def test_a_resumed_run_goes_on_with_the_averages(comm, folder, labels):
-    tables = {
-        "run": {"dtype": "float64", "noise_scale": True, "dir": str(folder)},
-        "data": {"name": "arrays", "path": str(labels[1]), "test_fraction": 0.9},
-        "model": {"kind": "mlp", "hidden": [2]},
-        "loss": {"name": "mean_squared_error"},
-        "train": {"batch_size": 16, "micro_batches": 2, "steps": 8},
-    }
+    run = {"dtype": "float64", "noise_scale": True, "dir": str(folder)}
 
-    def fitted(resume=False, **train):
-        config = converted(tables | {"train": tables["train"] | train}, Config)
-        with mpitrain.Trainer(comm, config) as trainer:
+    def fitted(steps=8, resume=False):
+        train = {"batch_size": 16, "micro_batches": 2, "steps": steps}
+        with made(comm, labels[1], run=run, optim={}, train=train) as trainer:
             trainer.fit(resume=resume)
         return [one.noise for one in read_records(folder / "metrics.jsonl").of(Step)]
 

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from mpitrain.config import ConfigError
 from mpitrain.training.build import mapped
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.at_most(5)
 @pytest.mark.parametrize(("zero", "files"), [(1, 2), (3, 20)])
 def test_state_in_mapped_files_changes_no_bit(comm, folder, zero, files):
     """With ZeRO-3, shards of parameters and gradients, too: four arrays for each of the tensors."""
-    plain = job("gpt", "float32", zero=zero)
-    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
+    offload = str(folder / "state")
+    plain, mapped = (job("gpt", "float32", zero=zero, offload=path) for path in ("", offload))
     (one, first), (two, second) = (curve(comm, config, steps=3) for config in (plain, mapped))
     np.testing.assert_array_equal(one, two)
     equal(first, second)
@@ -46,7 +45,5 @@ def test_a_folder_without_room_or_that_cannot_be_made_is_refused(comm, folder, m
         else:
             (folder / "state").write_text("")
     comm.barrier()
-    plain = job("gpt", "float32", zero=1)
-    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
     with pytest.raises(ConfigError, match=rf"parallel.offload.*{why}"):
-        curve(comm, mapped, steps=1)
+        curve(comm, job("gpt", "float32", zero=1, offload=str(folder / "state")), steps=1)

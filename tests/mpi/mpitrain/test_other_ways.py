@@ -4,16 +4,14 @@ from copy import deepcopy
 from math import gcd
 
 import pytest
-import torch
-from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from tests.cases import slow_case
+from tests.mpi.mpitrain.fits import RANKS, loop, mse, sgd, torch
+from tests.zoo.parts import Of
 
-RANKS = MPI.COMM_WORLD.size
-mse = torch.nn.functional.mse_loss
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(5)).double()
 DATA = torch.utils.data.TensorDataset(X, X.sin().sum(1, keepdim=True))
 LAYOUTS = {
@@ -59,26 +57,19 @@ class Begins(Follows):
             slow.data.add_(x.mean())
 
 
-class Puts(torch.nn.Linear):
+def puts(there):
     """Hands on more than its outputs."""
 
-    def __init__(self, there):
-        super().__init__(6, 8)
-        self.there = there
-
-    def forward(self, x):
-        y = super().forward(x)
-        self.there.update(scale=self.weight.norm(), mean=y.square().mean())
+    def forward(m, x):
+        y = m.lin(x)
+        there.update(scale=m.lin.weight.norm(), mean=y.square().mean())
         return y
 
+    return Of(forward, lin=torch.nn.Linear(6, 8))
 
-class Scales(torch.nn.Linear):
-    def __init__(self, there):
-        super().__init__(8, 1)
-        self.there = there
 
-    def forward(self, x):
-        return super().forward(x) * self.there["scale"]
+def scales(there):
+    return Of(lambda m, x: m.lin(x) * there["scale"], lin=torch.nn.Linear(8, 1))
 
 
 def model(middle, there):
@@ -98,22 +89,10 @@ def penalised(there):
     return loss
 
 
-def losses_of_torch(net, loss, epochs):
-    found, own = [], torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(epochs):
-        for x, y in torch.utils.data.DataLoader(DATA, batch_size=12):
-            own.zero_grad()
-            found.append(loss(net(x), y))
-            found[-1].backward()
-            own.step()
-    return [float(one.detach()) for one in found], net
-
-
 def losses_of_trainer(folder, net, loss, epochs=2, **more):
     found = []
     trainer = mpitrain.Trainer(
-        model=net, loss=loss, epochs=epochs,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        model=net, loss=loss, epochs=epochs, optimizer=sgd,
         train_data=torch.utils.data.DataLoader(DATA, batch_size=12),
         run={"dir": str(folder)}, **more,
     )  # fmt: skip
@@ -138,10 +117,11 @@ CASES = [
 def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
     folder, middle, layout
 ):
-    alone, there = {}, {}
-    wanted, own = losses_of_torch(model(middle, alone), penalised(alone), 3)
-    net, more = model(middle, there), LAYOUTS[layout]
-    losses_of_trainer(folder, net, penalised(there), **more)
+    alone, there, more = {}, {}, LAYOUTS[layout]
+    own, loss = model(middle, alone), penalised(alone)
+    batches = [*torch.utils.data.DataLoader(DATA, batch_size=12)] * 3
+    wanted = loop(own, sgd, batches, lambda net, some: loss(net(some[0]), some[1]))
+    losses_of_trainer(folder, model(middle, there), penalised(there), **more)
     found, module = losses_of_trainer(folder, model(middle, there), penalised(there), 3, **more)
     assert found == pytest.approx(wanted, rel=1e-12)
     for name, value in own.state_dict().items():
@@ -152,23 +132,15 @@ def test_losses_that_read_parameters_and_teachers_that_follow_are_as_in_torch(
 @pytest.mark.parametrize(
     ("net", "loss", "message"),
     [
-        (
-            lambda there: torch.nn.Sequential(Puts(there), Scales(there)),
-            lambda there: mse,
-            r"part1 follows from 0\.weight by another way than its inputs",
-        ),
-        (
-            lambda there: torch.nn.Sequential(Puts(there), torch.nn.Linear(8, 1)),
-            lambda there: lambda y, t: mse(y, t) + there.get("mean", 0),
-            r"follows from 0\.\w+ by another way than outputs and labels.*as an output, with a row",
-        ),
-        (
-            lambda there: model(Begins, {}),
-            lambda there: mse,
-            r"part1 changes its teacher\.weight, which needs no gradient",
-        ),
+        (lambda there: torch.nn.Sequential(puts(there), scales(there)), lambda there: mse,
+         r"part1 follows from 0\.lin\.weight by another way than its inputs"),
+        (lambda there: torch.nn.Sequential(puts(there), torch.nn.Linear(8, 1)),
+         lambda there: lambda y, t: mse(y, t) + there.get("mean", 0),
+         r"from 0\.lin\.\w+ by another way than outputs and labels.*as an output, with a row"),
+        (lambda there: model(Begins, {}), lambda there: mse,
+         r"part1 changes its teacher\.weight, which needs no gradient"),
     ],
-)
+)  # fmt: skip
 def test_other_ways_than_inputs_and_outputs_are_told_on_all_ranks(folder, net, loss, message, zero):
     there = {}
     torch.manual_seed(0)

@@ -5,33 +5,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import (
-    Config,
-    ConfigError,
-    Data,
-    Evaluate,
-    Loss,
-    Model,
-    Optim,
-    Parallel,
-    Run,
-    Train,
-)
+from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.objective.elementwise import MeanSquaredError
 from mpitrain.objective.metrics import AllSamples
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import few
+from tests.mpi.mpitrain.layouts import changed, few, layouts
 
 RANKS = MPI.COMM_WORLD.size
-STEPS = 6
 
 
 def samples(count, seed):
@@ -53,41 +39,22 @@ def layers(outputs=2):
     return found
 
 
-def job(loss="mean_squared_error", **parallel):
-    return Config(
-        run=Run(dtype="float64"),
-        loss=Loss(loss),
-        evaluate=Evaluate(("mae", "rmse")),
-        optim=Optim(name="adamw", lr=0.01, reference_batch=0),
-        train=Train(epochs=1, batch_size=24, micro_batches=2),
-        parallel=Parallel(**parallel),
-    )
+def job(**parallel):
+    return changed(
+        Config(), dtype="float64", loss={"name": "mean_squared_error"},
+        evaluate={"metrics": ["mae", "rmse"]}, parallel=parallel,
+        optim={"name": "adamw", "lr": 0.01, "reference_batch": 0},
+        train={"epochs": 1, "batch_size": 24, "micro_batches": 2},
+    )  # fmt: skip
 
 
 def trained(comm, config, **own):
-    with (
-        limit_blas_threads(comm),
-        start(comm, config, UserObjects(data=WAVES, layers=layers(), **own)) as trainer,
-    ):
-        losses = [record.loss for _, record in zip(range(STEPS), trainer.run_epoch(0))]
-        return losses, evaluate(trainer.parts, 0)
-
-
-#: Of the job's model.
-LAYERS = 7
-
-
-def layouts_of_two():
-    from tests.mpi.mpitrain.layouts import layouts
-
-    marks = {p.values[0]: p.marks for p in few("gpt", RANKS)}
-    fitting = {
-        name: parallel
-        for name, parallel in layouts("gpt", RANKS).items()
-        if not parallel.keys() & {"context", "tensor", "sequence", "partition"}
-        and parallel.get("pipe", 1) <= LAYERS
-    }
-    return [pytest.param(p, marks=marks[name], id=name) for name, p in fitting.items()]
+    """Losses of the steps, the test, and what layers keep on all ranks."""
+    own = {"data": WAVES, "layers": layers(), **own}
+    with start(comm, config, UserObjects(**own)) as trainer:
+        losses = [record.loss for record in trainer.run_epoch(0)]
+        tested, every = evaluate(trainer.parts, 0), comm.allgather(trainer.parts.state)
+        return losses, tested, {name: v for state in every for name, v in state.items()}
 
 
 def regular():
@@ -103,29 +70,25 @@ def regular():
     }
 
 
-def regular_run(comm, config):
-    with (
-        limit_blas_threads(comm),
-        start(comm, config, objects=UserObjects(data=WAVES, layers=regular())) as trainer,
-    ):
-        losses = [record.loss for record in trainer.run_epoch(0)]
-        tested, state = evaluate(trainer.parts, 0), trainer.parts.state
-        every = comm.allgather(state)
-        return losses, tested, {name: v for own in every for name, v in own.items()}
+#: Those that six layers can have which are no gpt's.
+LAYOUTS = {
+    name: parallel
+    for name, parallel in layouts("gpt", RANKS).items()
+    if not parallel.keys() & {"context", "tensor", "sequence", "partition"}
+    and parallel.get("pipe", 1) * parallel.get("chunks", 1) <= 6
+}
 
 
-@pytest.mark.parametrize("parallel", layouts_of_two())
-def test_dropout_and_batch_norm_are_those_of_one_process(comm, parallel):
-    config = replace(job(), parallel=Parallel(**parallel))
-    if len(set(parallel.get("replicas", ()))) > 1:
+@pytest.mark.parametrize("layout", [one for one in few("gpt", RANKS) if one.values[0] in LAYOUTS])
+def test_dropout_and_batch_norm_are_those_of_one_process(comm, layout):
+    config = job(**LAYOUTS[layout])
+    if len(set(config.parallel.replicas)) > 1:
         with pytest.raises(ConfigError, match=r"parallel\.replicas: batch norm needs"):
             start(comm, config, objects=UserObjects(data=WAVES, layers=regular()))
         return
-    if parallel.get("pipe", 1) * parallel.get("chunks", 1) > 6:
-        pytest.skip("the model has 6 layers")
-    losses, tested, state = regular_run(comm, config)
+    losses, tested, state = trained(comm, config, layers=regular())
     with Communicator(MPI.COMM_SELF) as one:
-        expected, test, alone = regular_run(one, job())
+        expected, test, alone = trained(one, job(), layers=regular())
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
     assert tested.test_loss == pytest.approx(test.test_loss, rel=1e-9)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-9)
@@ -143,7 +106,7 @@ def test_integers_that_name_no_rows_are_numbers(comm, kind):
         data = [Samples((s.inputs > 0).astype(dtype), s.labels) for s in (WAVES.train, WAVES.test)]
         own = {"drop": nn.Dropout(0.4), "norm": nn.BatchNorm(6), **layers()}
         objects = UserObjects(data=Dataset(*data, classes=0), layers=own)
-        with limit_blas_threads(comm), start(comm, job(), objects) as trainer:
+        with start(comm, job(), objects) as trainer:
             losses = [record.loss for record in trainer.run_epoch(0)]
             return losses, evaluate(trainer.parts, 0), trainer.parts.passes.through()
 
@@ -164,9 +127,9 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
         return np.abs(outputs - labels).max(axis=1).mean()
 
     own = {"loss": Quartic(), "metrics": {"worst": AllSamples(worst)}}
-    losses, tested = trained(comm, job(), **own)
+    losses, tested, _ = trained(comm, job(), **own)
     with Communicator(MPI.COMM_SELF) as one:
-        expected, test = trained(one, job(), **own)
+        expected, test, _ = trained(one, job(), **own)
     np.testing.assert_allclose(losses, expected, rtol=1e-11)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
 
@@ -176,13 +139,11 @@ def talk(comm, first=0, kind=Samples, metric=None, **parallel):
     tokens = np.random.default_rng(0).integers(0, 5, (2, 44, 8))
     tokens[0, 3, 0] = first
     train, test = (kind(*tokens[:, part]) for part in (slice(4, None), slice(4)))
-    config = Config(
-        run=Run(dtype="float64"),
-        data=Data("text", "here", context=8),
-        model=Model("gpt", layers=1, heads=2, width=8),
-        train=Train(epochs=1, batch_size=24),
-        parallel=Parallel(**parallel),
-    )
+    config = changed(
+        Config(), dtype="float64", data={"name": "text", "path": "here", "context": 8},
+        model={"kind": "gpt", "layers": 1, "heads": 2, "width": 8},
+        train={"epochs": 1, "batch_size": 24}, parallel=parallel,
+    )  # fmt: skip
     objects = UserObjects(data=Dataset(train, test, 5), metrics={"own": AllSamples(metric)})
     with start(comm, config, objects) as trainer:
         return evaluate(trainer.parts, 0).metrics["own"]
@@ -230,9 +191,6 @@ def test_inputs_beyond_the_table_are_refused(comm, first, kind):
     ids=["none", "another"],
 )
 def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own, told):
+    own = own if comm.rank == RANKS - 1 else layers()
     with pytest.raises(ConfigError, match=told):
-        start(
-            comm,
-            job(),
-            objects=UserObjects(data=WAVES, layers=own if comm.rank == RANKS - 1 else layers()),
-        )
+        start(comm, job(), objects=UserObjects(data=WAVES, layers=own))

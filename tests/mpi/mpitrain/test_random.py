@@ -5,7 +5,6 @@ from copy import deepcopy
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
 from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests
 from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders
@@ -39,45 +38,39 @@ def around(*kinds):
 
 
 class Blocks(nn.Module):
-    """No Sequential, so that it is one part or, with cuts, several."""
+    """No Sequential, so that it is one part or, with cuts, several; it drops on both sides."""
 
-    def __init__(self, *, again):
+    def __init__(self):
         super().__init__()
         self.enter = nn.Sequential(nn.Linear(6, 24), nn.Unflatten(1, (3, 8)))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)
         )
         self.drop, self.leave = nn.Dropout(0.1), nn.Linear(24, 1)
-        self.again = again
 
     def forward(self, x):
         x = self.enter(x)
         for block in self.blocks:
-            x = self.drop(block(x)) if self.again else block(x)
+            x = self.drop(block(x))
         return self.leave(self.drop(x).flatten(1))
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("again", [slow_case(False), True])
-def test_cuts_change_no_mask(comm, folder, alone, again):
-    """Also of a module on both sides of a cut."""
-    if RANKS > 4:
-        pytest.skip("a model of 4 parts")
+@pytest.mark.at_most(4)
+def test_cuts_change_no_mask(folder, alone):
     cuts = [f"blocks.{number}" for number in range(RANKS - 1)]
-    changed = {"train_data": Waves(50, 1), "batch_size": 12, "epochs": 1}
-    changed["model"] = lambda: Blocks(again=again)
+    changed = {"train_data": Waves(50, 1), "batch_size": 12, "epochs": 1, "model": Blocks}
     with made(folder, **changed, cuts=cuts, parallel={"pipe": RANKS}) as trainer:
         (found,) = trainer.fit()
     (wanted,), _ = alone(**changed)
     assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-10)
 
 
-def local(**changed):
-    return {"model": lambda: around("encoder", "depth"), "run": {"random": "local"}} | changed
+LOCAL = {"model": lambda: around("encoder", "depth"), "run": {"random": "local"}}
 
 
-def test_local_numbers_go_on_where_they_stopped(comm, folder):
-    assert_interrupted_alike(folder, local(checkpoint={"every": 3}), {})
+def test_local_numbers_go_on_where_they_stopped(folder):
+    assert_interrupted_alike(folder, LOCAL | {"checkpoint": {"every": 3}}, {})
 
 
 def test_local_numbers_are_any_operators(comm, folder):
@@ -89,12 +82,12 @@ def test_local_numbers_are_any_operators(comm, folder):
         return x
 
     model = lambda: nn.Sequential(nn.Linear(6, 4), Calls(counts), nn.Linear(4, 1))  # noqa: E731
-    with pytest.raises(
-        ConfigError, match=r"by torch\.ops\.aten\.poisson; do without, or set run\.ra"
-    ):
+    told = r"by torch\.ops\.aten\.poisson; do without, or set run\.ra"
+    with pytest.raises(ConfigError, match=told):
         made(folder, model=model).fit()
     seen.clear()
-    with made(folder, **local(model=model, steps=3, test_data=None, metrics=None)) as trainer:
+    given = LOCAL | {"model": model, "steps": 3, "test_data": None, "metrics": None}
+    with made(folder, **given) as trainer:
         trainer.fit()
     assert len(seen) > 3 and seen[-1].shape == seen[-2].shape
     assert not torch.equal(seen[-1], seen[-2])

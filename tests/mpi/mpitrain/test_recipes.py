@@ -1,21 +1,20 @@
 """Recipes of loops of torch: losses, parameters and metrics are one process's in every layout."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Step
 from tests.cases import slow_case
-from tests.mpi.mpitrain.fits import sgd, torch
+from tests.mpi.mpitrain.fits import RANKS, loop, sgd, torch
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.quick_on(2)
 nn, F = torch.nn, torch.nn.functional
-RANKS = MPI.COMM_WORLD.size
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(22, 6, generator=DRAW).double()
 Y = X.sin().sum(1, keepdim=True)
@@ -158,15 +157,13 @@ RECIPES = {
 def torchs(model, loss=F.mse_loss, torchs=None, data=NUMBERS, batch=8, **rest):
     """Losses of the steps, and the module; batches of the order of the data."""
     torch.manual_seed(0)
-    module, loss, found = model().double(), torchs or loss, []
-    optimizer = sgd(module.parameters())
-    for some in [*torch.utils.data.DataLoader(data, batch)] * 2:
-        optimizer.zero_grad()
-        value = loss(module(**some), None) if data.within else loss(module(some[0]), some[1])
-        value.backward()
-        optimizer.step()
-        found.append(value.item())
-    return found, module.eval()
+    module = model().double()
+    batches = [*torch.utils.data.DataLoader(data, batch)] * 2
+    return loop(module, sgd, batches, partial(value_of, torchs or loss)), module.eval()
+
+
+def value_of(loss, module, some):
+    return loss(module(**some), None) if isinstance(some, dict) else loss(module(some[0]), some[1])
 
 
 #: Each recipe in each layout, of which few are quick.
@@ -185,9 +182,8 @@ def test_a_recipe_has_torchs_numbers(folder, name, layout):
         if RANKS % 2:
             pytest.skip("stages have equally many ranks")
         given = {"parallel": {"pipe": 2}, "cuts": ["enter"]}
-        given |= (
-            {} if recipe.get("norms") or name == "a reentrant checkpoint" else {"micro_batches": 2}
-        )
+        if not recipe.get("norms") and name != "a reentrant checkpoint":
+            given["micro_batches"] = 2
     data, metrics = recipe.get("data", NUMBERS), recipe.get("metrics")
     found = []
     trainer = mpitrain.Trainer(
@@ -208,15 +204,13 @@ def test_a_recipe_has_torchs_numbers(folder, name, layout):
     if name not in batch_moments:  # which are those of a test's batches
         loss = recipe.get("torchs") or recipe.get("loss", F.mse_loss)
         with torch.no_grad():
-            outputs = module(**every) if data.within else module(every[0])
-            value = loss(outputs, None if data.within else every[1])
-        assert tests[-1].test_loss == pytest.approx(value.item(), rel=1e-9)
-        match metrics:
-            case {"f1": _}:
-                f1 = macro_f1(outputs, every[1]).item()
+            value = value_of(loss, module, every).item()
+            assert tests[-1].test_loss == pytest.approx(value, rel=1e-9)
+            if metrics == ["perplexity"]:
+                assert tests[-1].metrics == {"perplexity": pytest.approx(math.exp(value))}
+            elif metrics:
+                f1 = macro_f1(module(every[0]), every[1]).item()
                 assert tests[-1].metrics == {"f1": pytest.approx(f1)}
-            case ["perplexity"]:
-                assert tests[-1].metrics == {"perplexity": pytest.approx(value.exp().item())}
 
 
 def counted_by_outputs(outputs, labels):
@@ -231,14 +225,10 @@ def failing(outputs, labels):
     ("changed", "why"),
     [
         ({"loss": counted_by_outputs}, "with counts that follow from the outputs"),
-        (
-            {"metrics": {"m": mpitrain.AllSamples(failing)}, "test_data": NUMBERS},
-            "metrics: m fails for all test samples at once .*no such score",
-        ),
-        (
-            {"metrics": {"m": lambda o, y: (o - y).abs().max()}, "test_data": NUMBERS},
-            r"mpitrain.AllSamples\(function\), which is called once, with all samples",
-        ),
+        ({"metrics": {"m": mpitrain.AllSamples(failing)}, "test_data": NUMBERS},
+         "metrics: m fails for all test samples at once .*no such score"),
+        ({"metrics": {"m": lambda o, y: (o - y).abs().max()}, "test_data": NUMBERS},
+         r"mpitrain.AllSamples\(function\), which is called once, with all samples"),
         ({"train_data": torch.utils.data.DataLoader(NUMBERS, 64, drop_last=True)},
          "drop_last leaves all 22 samples out"),
         ({"train_data": torch.utils.data.DataLoader(
@@ -248,13 +238,9 @@ def failing(outputs, labels):
     ],
 )  # fmt: skip
 def test_what_has_no_number_of_one_process_is_refused_on_all_ranks(comm, folder, changed, why):
-    layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     given = {"train_data": torch.utils.data.DataLoader(NUMBERS, 8), "loss": F.mse_loss, **changed}
     with pytest.raises((ConfigError, ValueError), match=why):
         mpitrain.Trainer(
-            model=layers.double(),
-            optimizer=sgd,
-            epochs=1,
-            run={"dir": str(folder / "run")},
-            **given,
+            model=model, optimizer=sgd, epochs=1, run={"dir": str(folder / "run")}, **given
         ).fit()

@@ -11,18 +11,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
-from mpitrain.config import (
-    Compress,
-    Config,
-    Data,
-    Group,
-    Model,
-    Optim,
-    Parallel,
-    Run,
-    Server,
-    Train,
-)  # fmt: skip
+from mpitrain.config import Config, Parallel, Server
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
@@ -34,7 +23,7 @@ from mpitrain.server.worker import Worker
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import changed, equal, to_the_end, whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [
@@ -43,19 +32,21 @@ pytestmark = [
 ]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 STEPS = 12
+OPTIMS = {
+    "sgd": dict(lr=0.05, momentum=0.8, weight_decay=1e-3, nesterov=True),
+    "adam": dict(name="adam", lr=1e-3, weight_decay=1e-3),
+    "adamw": dict(name="adamw", lr=1e-3, weight_decay=0.1, warmup_epochs=0.5, schedule="cosine"),
+}
 
 
-def job(folder=None, optim=None, every=0, **server):
-    run = Run(seed=4, dir=str(folder)) if folder else Run(seed=4)
-    config = Config(
-        run=run,
-        data=Data(name="digits"),
-        model=Model(kind="mlp", hidden=(12,)),
-        optim=optim or Optim(lr=0.05, momentum=0.8, weight_decay=1e-3),
-        train=Train(epochs=3, steps=STEPS, batch_size=96, micro_batches=2),
-        server=Server(**server),
-    )
-    return replace(config, checkpoint=replace(config.checkpoint, every=every, keep=9))
+def job(folder, optim=None, every=0, **server):
+    return changed(
+        Config(), seed=4, dir=folder, server=server,
+        data={"name": "digits"}, model={"kind": "mlp", "hidden": [12]},
+        optim=optim or {"lr": 0.05, "momentum": 0.8, "weight_decay": 1e-3},
+        train={"epochs": 3, "steps": STEPS, "batch_size": 96, "micro_batches": 2},
+        checkpoint={"every": every, "keep": 9},
+    )  # fmt: skip
 
 
 def without(config, **parallel):
@@ -93,11 +84,6 @@ def delays(comm, seed):
 #: Numbers of servers.
 SERVERS = [count for count in (1, 2) if count < RANKS]
 ONE_IS_SLOW = [pytest.param(count, marks=quick if count == 2 else slow) for count in SERVERS]
-OPTIMS = {
-    "sgd": Optim(lr=0.05, momentum=0.8, weight_decay=1e-3, nesterov=True),
-    "adam": Optim(name="adam", lr=1e-3, weight_decay=1e-3),
-    "adamw": Optim(name="adamw", lr=1e-3, weight_decay=0.1, warmup_epochs=0.5, schedule="cosine"),
-}
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
@@ -242,8 +228,7 @@ def test_one_process_in_the_order_of_service_has_the_same_bits(
     comm, folder, served, servers, codec
 ):
     """Pushes by codes with the dice of the worker and its clock."""
-    config = job(folder, ranks=servers, bound="none", window=5)
-    config = replace(config, compress=Compress(codec))
+    config = changed(job(folder, ranks=servers, bound="none", window=5), codec=codec)
     found, _ = trained(comm, config, before_step=delays(comm, 5))
     logs = served()
     if comm.rank == 0:
@@ -273,40 +258,34 @@ def test_a_quorum_leaves_a_slow_worker_behind(comm, folder, served):
 
 @pytest.mark.parametrize(
     "codec",
-    [
-        pytest.param("none", marks=quick),
-        slow_case("bf16"),
-        slow_case("int8"),
-        slow_case("terngrad"),
-    ],
+    [pytest.param("none", marks=quick), *(slow_case(c) for c in ("bf16", "int8", "terngrad"))],
 )
 def test_bytes_are_those_of_the_messages(comm, folder, codec):
     """64 bytes of header each: a push and a request a server, and parameters; one end a window."""
-    config = job(folder, ranks=SERVERS[-1], bound=1, window=3)
+    servers, workers = SERVERS[-1], RANKS - SERVERS[-1]
+    config = job(folder, ranks=servers, bound=1, window=3)
     if codec != "none":
-        config = replace(config, compress=Compress(codec, "off"))
+        config = changed(config, codec=codec, feedback="off")
     found, records = trained(comm, config)
-    size = sum(values.size for values in found.values())
-    bytes_, pushed = 4 * size, 4 * size
+    size = pushed = 4 * sum(values.size for values in found.values())
     if codec != "none":
-        parts = [share(size, number, SERVERS[-1]) for number in range(SERVERS[-1])]
+        parts = [share(size // 4, number, servers) for number in range(servers)]
         pushed = sum(parse(codec).nbytes(part.stop - part.start) for part in parts)
-    workers, servers = RANKS - SERVERS[-1], SERVERS[-1]
     for record in records:
         ends = workers * servers * 64 * (record.step % 3 == 0)
-        assert record.served.pulled_bytes == workers * (bytes_ + 64 * servers)
+        assert record.served.pulled_bytes == workers * (size + 64 * servers)
         assert record.served.pushed_bytes == workers * (pushed + 128 * servers) + ends
 
 
 @pytest.mark.parametrize("own", [dict(push=1), dict(push=3, bound="none")], ids=str)
-def test_an_average_keeps_as_much_in_a_step_as_without_servers(comm, own):
-    config = job(optim=Optim(average=0.9), ranks=1, **own)
+def test_an_average_keeps_as_much_in_a_step_as_without_servers(comm, folder, own):
+    config = job(folder, {"average": 0.9}, ranks=1, **own)
     with start(comm, config) as trainer:
         pushes = (RANKS - 1) / config.server.push
         assert trainer.parts.updater.decay**pushes == pytest.approx(0.9)
 
 
-def test_a_workers_own_steps_leave_a_frozen_group_alone(comm, monkeypatch):
+def test_a_workers_own_steps_leave_a_frozen_group_alone(comm, folder, monkeypatch):
     seen, theirs = set(), Worker._push
 
     def noted(self, clock, first, stop):
@@ -316,8 +295,8 @@ def test_a_workers_own_steps_leave_a_frozen_group_alone(comm, monkeypatch):
         theirs(self, clock, first, stop)
 
     monkeypatch.setattr(Worker, "_push", noted)
-    optim = Optim(lr=0.05, groups=(Group(("*.bias",), lr=0.0),))
-    trained(comm, job(optim=optim, ranks=1, bound="none", fetch=4))
+    optim = {"lr": 0.05, "groups": [{"names": ["*.bias"], "lr": 0.0}]}
+    trained(comm, job(folder, optim, ranks=1, bound="none", fetch=4))
     names = [name for name, _ in seen]
     assert all((names.count(name) == 1) == name.endswith("bias") for name in names)
 
@@ -325,19 +304,14 @@ def test_a_workers_own_steps_leave_a_frozen_group_alone(comm, monkeypatch):
 @slow
 def test_an_asynchronous_run_goes_on_with_other_servers(comm, folder):
     half = job(folder / "halves", every=4, ranks=SERVERS[-1], bound=2, optim=OPTIMS["adam"])
-    train_all(comm, replace(half, train=replace(half.train, steps=8)), delays(comm, 8))
-    train_all(comm, half, delays(comm, 9), go_on=True)
+    for seed, config in ((8, changed(half, steps=8)), (9, half)):
+        with start(comm, config, before_step=delays(comm, seed)) as trainer:
+            train(trainer, go_on=seed == 9)
     # The checkpoint is everybody's: without servers, and with one more or less of them.
     for last, other in ((13, Server()), (14, Server(ranks=RANKS - 1))):
-        other = replace(half, server=other, train=replace(half.train, steps=last))
-        with start(comm, other) as trainer:
+        with start(comm, changed(replace(half, server=other), steps=last)) as trainer:
             train(trainer, go_on=True)
             assert trainer.parts.steps_done == last
-
-
-def train_all(comm, config, before_step=None, go_on=False):
-    with start(comm, config, before_step=before_step) as trainer:
-        train(trainer, go_on=go_on)
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
@@ -347,16 +321,14 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound
         if comm.rank == 0 and parts.steps_done == 3:
             raise DataError("bad sector")
 
-    trainer = start(comm, job(folder, ranks=servers, bound=bound), before_step=fail)
-    with pytest.raises(DataError, match=rf"bad sector \(rank 0 of {RANKS}, on "):
+    config, told = job(folder, ranks=servers, bound=bound), rf"bad sector \(rank 0 of {RANKS}, on "
+    with start(comm, config, before_step=fail) as trainer, pytest.raises(DataError, match=told):
         list(trainer.run_epoch(0))
-    trainer.close()
 
 
 @quick
 def test_a_workers_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
-    trainer = start(comm, job(folder, ranks=1, bound=1))
-    trainer.parts.data.train.inputs[5] = np.nan
-    with pytest.raises(NonFinite, match="the inputs of sample 5 to train on hold nan"):
-        list(trainer.run_epoch(0))
-    trainer.close()
+    with start(comm, job(folder, ranks=1, bound=1)) as trainer:
+        trainer.parts.data.train.inputs[5] = np.nan
+        with pytest.raises(NonFinite, match="the inputs of sample 5 to train on hold nan"):
+            list(trainer.run_epoch(0))

@@ -6,11 +6,10 @@ from itertools import islice, product
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError, Model, Optim, Parallel, Run, Train
+from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup, share
 from mpitrain.metrics.records import Step
@@ -24,7 +23,7 @@ from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import close, whole
+from tests.mpi.mpitrain.layouts import changed, close, whole
 
 RANKS = MPI.COMM_WORLD.size
 
@@ -43,17 +42,14 @@ def expect_those_of_one_rank(comm, layers, shape, samples=2, tolerance=1e-11):
     x = rng.normal(size=(samples, *shape))
     dy = rng.normal(size=(samples, *chain.output_shape(shape)))
     parameters = chain.parameters(np.random.default_rng(6), np, np.float64)
-    parameters = {name: value + 0.1 * rng.normal(size=value.shape) for name, value in
-                  parameters.items()}  # fmt: skip
+    parameters = {name: v + 0.1 * rng.normal(size=v.shape) for name, v in parameters.items()}
     numbers = np.arange(samples)
     group = TensorGroup(comm)
 
-    def context(replicas):
-        return Context(
-            training=True, samples=numbers, replicas=replicas, state=chain.state(np.float64)
-        )
-
-    one, many = context(TensorGroup()), context(group)
+    one, many = (
+        Context(training=True, samples=numbers, replicas=who, state=chain.state(np.float64))
+        for who in (TensorGroup(), group)
+    )
     y, dx, gradients = passes(layers, parameters, x, dy, one)
     rows = share(shape[0], comm.rank, comm.size)
     cut = in_rows(layers, shape, group)
@@ -105,11 +101,9 @@ def test_norms_dropout_and_residuals_are_those_of_one_rank(comm, samples):
     before = deepcopy(vars(layers["head"].layers["norm"]))
     expect_those_of_one_rank(comm, layers, (9, 1, 1), samples)
     assert vars(layers["head"].layers["norm"]) == before
-
-
-def test_outputs_for_each_point_are_whole_on_each_rank(comm):
+    # Outputs for each point are whole on each rank.
     layers = {"a": nn.Conv2d(1, 2, 3, padding=1), "b": nn.Conv2d(2, 5, 1)}
-    expect_those_of_one_rank(comm, layers, (6, 5, 1))
+    expect_those_of_one_rank(comm, layers, (6, 5, 1), samples)
 
 
 @pytest.mark.skipif(RANKS == 1, reason="nothing is sent")
@@ -120,12 +114,8 @@ def test_halos_alone_are_sent(comm):
         x = np.ones((2, 4, 5, 3))
         line = 2 * 5 * 3 * x.itemsize
         neighbours = (comm.rank > 0) + (comm.rank < RANKS - 1)
-        for (size, stride, padding), lines in {
-            (3, 1, 1): neighbours,
-            (5, 1, 2): 2 * neighbours,
-            (2, 2, 0): 0,
-            (1, 1, 0): 0,
-        }.items():
+        needed = {(3, 1, 1): neighbours, (5, 1, 2): 2 * neighbours, (2, 2, 0): 0, (1, 1, 0): 0}
+        for (size, stride, padding), lines in needed.items():
             outputs = (height + 2 * padding - size) // stride + 1
             fetch = Rows(group, height).windows(outputs, size, stride, padding)
             messages, sent = traffic.messages, traffic.sent + traffic.shared
@@ -136,11 +126,9 @@ def test_halos_alone_are_sent(comm):
 
 @pytest.mark.skipif(RANKS == 1, reason="nothing is sent")
 def test_the_plan_knows_the_bytes(comm):
-    shape, samples = (4 * RANKS, 4, 1), 3
-    layers = vgg(shape, (2, 3), (8,), 5, 2, TensorGroup())
-    costs = layer_costs(
-        SequentialModel(layers, CrossEntropy(TensorGroup(), 5), TensorGroup()), shape
-    )
+    shape, samples, alone = (4 * RANKS, 4, 1), 3, TensorGroup()
+    layers = vgg(shape, (2, 3), (8,), 5, 2, alone)
+    costs = layer_costs(SequentialModel(layers, CrossEntropy(alone, 5), alone), shape)
     with Communicator(comm) as own:
         traffic = own.count_traffic()
         chain = nn.Chain(in_rows(layers, shape, TensorGroup(own)))
@@ -165,24 +153,22 @@ def batch_norm_on_images(height):
     return UserObjects(layers=layers, data=Dataset(Samples(images, labels), test, 4))
 
 
+def job(**keys):
+    return changed(Config(), model={"kind": "convnet"}, **keys)
+
+
 def test_batch_norm_and_tests_of_own_layers(comm):
     """Its running moments decide what a test finds."""
-    config = Config(
-        run=Run(seed=2, dtype="float64"), model=Model(kind="convnet"), optim=Optim(lr=0.1),
-        train=Train(epochs=2, batch_size=8), parallel=Parallel(space=RANKS),
-    )  # fmt: skip
-    found = []
+    keys, found = {"seed": 2, "dtype": "float64", "optim": {"lr": 0.1}, "epochs": 2}, []
     for ranks in (comm, MPI.COMM_SELF):
-        own = Communicator(ranks)
-        plain = replace(config, parallel=Parallel(space=ranks.size))
-        with start(own, plain, batch_norm_on_images(13)) as trainer:
+        config = job(space=ranks.size, batch_size=8, **keys)
+        with Communicator(ranks) as own, start(own, config, batch_norm_on_images(13)) as trainer:
             records = [r for r in islice(trainer.run_epoch(0), 6) if isinstance(r, Step)]
             tested = evaluate(trainer.parts, 0)
             found.append((
                 [r.loss for r in records], tested.test_loss, tested.metrics["accuracy"],
                 trainer.parts.passes.state, whole(ranks, trainer),
             ))  # fmt: skip
-        own.close()
     many, one = found
     np.testing.assert_allclose(many[0], one[0], rtol=1e-10)
     assert many[1] == pytest.approx(one[1], rel=1e-10) and many[2] == one[2]
@@ -193,14 +179,10 @@ def test_batch_norm_and_tests_of_own_layers(comm):
 @pytest.mark.parametrize("space", [1, RANKS])
 def test_a_batch_norm_of_one_sample_is_refused_on_all_ranks(comm, space):
     """Replicas have no sample besides, and ranks that share an image count it several times."""
-    own = batch_norm_on_images(8)
     layers = {"pool": nn.GlobalAveragePool(), "norm": nn.BatchNorm(1), "out": nn.Linear(1, 4)}
-    config = Config(
-        model=Model(kind="convnet"), train=Train(epochs=1, batch_size=1),
-        parallel=Parallel(space=space),
-    )  # fmt: skip
-    told = "step 1: batch norm norm has a single value a channel"
-    with pytest.raises(ConfigError, match=told), start(
-        comm, config, UserObjects(data=own.data, layers=layers)
-    ) as trainer:  # fmt: skip
+    own = UserObjects(data=batch_norm_on_images(8).data, layers=layers)
+    with (
+        pytest.raises(ConfigError, match="step 1: batch norm norm has a single value a channel"),
+        start(comm, job(space=space, batch_size=1), own) as trainer,
+    ):
         next(trainer.run_epoch(0))

@@ -29,10 +29,6 @@ def spiked(folder, **keys):
     return changed(config, **(SPIKE | keys))
 
 
-def calm(folder):
-    return changed(in_folder(job("mlp", batch_size=144), folder), checkpoint=SPIKE["checkpoint"])
-
-
 def run(comm, config, at=(), value=1e3, left_out=(), stop=None, known=None, **how):
     """Train; the parameters are multiplied by ``value`` just before the steps ``at``."""
     met = []
@@ -45,16 +41,28 @@ def run(comm, config, at=(), value=1e3, left_out=(), stop=None, known=None, **ho
                 piece.parameters[...] *= value or np.nan
             parts.refresh()
 
-    flag = StopsAfter(stop) if stop else None
+    flag = StopsAfter(stop)
     with start(comm, config, before_step=spoil, stop=flag) as trainer:
-        if flag:
-            flag.trainer = trainer
+        flag.trainer = trainer
         if known is not None:
             known.append(trainer.parts)
         if left_out:
             trainer.parts.spikes.left_out = {*left_out}
         summary = train(trainer, **how)
         return whole(comm, trainer), summary.test_loss
+
+
+def spoils(step, values, factor):
+    """How to run so that some values of the first piece become others after a step, once."""
+    met, parts = [], []
+
+    def spoil(record):
+        if isinstance(record, Step) and record.step == step and not met:
+            met.append(step)
+            parts[0].store.pieces[0].parameters[values] *= factor
+            parts[0].refresh()
+
+    return {"on_record": spoil, "known": parts}
 
 
 def records(config):
@@ -64,11 +72,11 @@ def records(config):
 @pytest.mark.parametrize("value", [1e3, np.inf], ids=["large", "not finite"])
 def test_a_run_with_a_spike_ends_as_one_that_left_its_batch_out(comm, folder, value):
     """The spike comes once, behind a checkpoint and a test."""
-    expected = run(comm, spiked(folder / "even"), left_out=[14])
+    expected, test_loss = run(comm, spiked(folder / "even"), left_out=[14])
     config = spiked(folder / "spike")
-    found = run(comm, config, at=[14], value=value)
-    equal(found[0], expected[0])
-    assert found[1] == expected[1]
+    found, other_loss = run(comm, config, at=[14], value=value)
+    equal(found, expected)
+    assert other_loss == test_loss
     log = records(config)
     (back,) = log.of(Back)
     assert (back.step, back.spike, back.left_out, back.times) == (12, 14, [14], 1)
@@ -150,38 +158,22 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(comm, folder)
 @pytest.mark.parametrize("policy", ["skip", "go_on"])
 def test_no_checkpoint_keeps_a_parameter_that_is_not_finite(comm, folder, policy):
     """The update of step 9, after which a checkpoint is due, spoils one."""
-    config = spiked(folder) if policy == "skip" else calm(folder)
-    met = []
-
-    def spoil(record):
-        if isinstance(record, Step) and record.step == 9 and not met:
-            met.append(9)
-            parts[0].store.pieces[0].parameters[:1] = np.inf
-            parts[0].refresh()
-
-    parts = []
+    config, given = spiked(folder), spoils(9, slice(1), np.inf)
     if policy == "skip":
-        run(comm, config, on_record=spoil, known=parts)
+        run(comm, config, **given)
         (back,) = records(config).of(Back)
         assert (back.step, back.spike) == (6, 9)
         return
+    config = changed(in_folder(job("mlp", batch_size=144), folder), checkpoint=SPIKE["checkpoint"])
     with pytest.raises(NonFinite, match=r"a parameter is not finite after step 9 \(rank 0: "):
-        run(comm, config, on_record=spoil, known=parts)
+        run(comm, config, **given)
     assert [*numbered(checkpoints(config))] == [6, 3]
 
 
 def test_a_run_goes_further_back_where_a_spike_follows_the_same_checkpoint_again(comm, folder):
     """Parameters that are finite and bad, in the checkpoint after step 12."""
-    config, met = spiked(folder, spike_window=2, checkpoint={"every": 3, "keep": 4}), []
-
-    def spoil(record):
-        if isinstance(record, Step) and record.step == 12 and not met:
-            met.append(12)
-            parts[0].store.pieces[0].parameters[...] *= 1e3
-            parts[0].refresh()
-
-    parts = []
-    run(comm, config, on_record=spoil, known=parts)
+    config = spiked(folder, spike_window=2, checkpoint={"every": 3, "keep": 4})
+    run(comm, config, **spoils(12, ..., 1e3))
     log = records(config)
     assert [back.step for back in log.of(Back)] == [12, 9]
     assert log.of(Step)[-1].step == 20

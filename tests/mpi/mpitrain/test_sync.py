@@ -55,20 +55,11 @@ KINDS = {
 #: Workers with samples of their own, whose updates take effect late.
 UNCORRECTED = Sync(kind="delayed", period=2, delay=3, correct=False, split="dirichlet")
 
-#: All of them, most marked slow.
-ONE_QUICK = mostly_slow(KINDS, ["diloco"])
-FEW_QUICK = mostly_slow(KINDS, ("diloco", "delayed"))
 
-
-def layouts():
-    """Layouts of replicas of all kinds; the other stages and tensor ranks are of the worker."""
-    found = {"data": {}}
-    if RANKS % 2 == 0:
-        found["data x pipe"] = dict(pipe=2)
-        found["data x tensor"] = dict(tensor=2)
-    if RANKS == 8:
-        found["data x pipe x tensor"] = dict(pipe=2, tensor=2)
-    return found
+#: Layouts of replicas of all kinds; the other stages and tensor ranks are of the worker.
+LAYOUTS = {"data": {}}
+if RANKS % 2 == 0:
+    LAYOUTS |= {"data x pipe": dict(pipe=2), "data x tensor": dict(tensor=2)}
 
 
 def config_of(model, kind, optim=None, **parallel):
@@ -146,31 +137,41 @@ def simulated(config, workers, steps, sampler=None):
     return np.array(curve), weights, mean
 
 
+def of_worker(comm, trainer):
+    """The own worker's weights; collective."""
+    worker = comm.Split(trainer.parts.grid.place.replica, comm.rank)
+    found = whole(worker, trainer)
+    worker.Free()
+    return found
+
+
 def trained(comm, config, steps=STEPS):
     """(loss and norm of each step, the own worker's weights, what all have together)."""
     with start(comm, config) as trainer:
         records = list(islice(trainer.run_epoch(0), steps))
         assert all(isinstance(record, Step) for record in records)
-        worker = comm.Split(trainer.parts.grid.place.replica, comm.rank)
-        own = whole(worker, trainer)
-        worker.Free()
+        own = of_worker(comm, trainer)
         trainer.parts.drain()
         trainer.parts.check_replicas("after the drain")
         curve = np.array([(record.loss, record.grad_norm) for record in records])
         return curve, trainer.parts.grid.place.replica, own, whole(comm, trainer)
 
 
-@pytest.mark.parametrize("kind", ONE_QUICK)
-@pytest.mark.parametrize("layout", layouts())
-def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
-    model = "gpt" if layout != "data" else "mlp"
-    config = config_of(model, kind, **layouts()[layout])
+def expect_processes(comm, config, sampler=None, curve=1e-9, rtol=1e-7, atol=1e-10):
+    """The workers train as processes do that know of no others."""
     found, replica, own, together = trained(comm, config)
     workers = RANKS // config.parallel.pipe // config.parallel.tensor
-    expected, weights, mean = simulated(config, workers, STEPS)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    close(own, weights[replica], rtol=1e-7, atol=1e-10)
-    close(together, mean, rtol=1e-7, atol=1e-10)
+    expected, weights, mean = simulated(config, workers, STEPS, sampler)
+    np.testing.assert_allclose(found, expected, rtol=curve)
+    close(own, weights[replica], rtol=rtol, atol=atol)
+    close(together, mean, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, ["diloco"]))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
+    model = "gpt" if layout != "data" else "mlp"
+    expect_processes(comm, config_of(model, kind, **LAYOUTS[layout]))
 
 
 def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
@@ -185,10 +186,7 @@ def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
         assert len(batch) in (24, 1437 % 24)
         for worker, own in enumerate(sampler.own):
             assert np.isin(own_part(batch, RANKS, worker), own).all()
-    found, replica, own, _ = trained(comm, config)
-    expected, weights, _ = simulated(config, RANKS, STEPS, sampler)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    close(own, weights[replica], rtol=1e-7, atol=1e-10)
+    expect_processes(comm, config, sampler)
 
 
 FEW = ["delayed", *(slow_case(k) for k in ("local", "diloco"))]
@@ -198,18 +196,21 @@ FEW = ["delayed", *(slow_case(k) for k in ("local", "diloco"))]
 @pytest.mark.parametrize("kind", ["local", slow_case("delayed")])
 def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
     optim = Optim(name=name, lr=0.01, reference_batch=0, clip_norm=0.5, weight_decay=0.01)
-    config = config_of("mlp", kind, optim)
-    found, replica, own, _ = trained(comm, config)
-    expected, weights, _ = simulated(config, RANKS, STEPS)
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
-    close(own, weights[replica], rtol=1e-6, atol=1e-9)
+    expect_processes(comm, config_of("mlp", kind, optim), curve=1e-7, rtol=1e-6, atol=1e-9)
+
+
+QUICK = ("diloco", "delayed", "uncorrected", "delayed coded")
 
 
 @pytest.mark.parametrize("at", [slow_case(3), slow_case(4), 5])
-@pytest.mark.parametrize("kind", [*FEW_QUICK, "uncorrected"])
+@pytest.mark.parametrize("kind", mostly_slow([*KINDS, *QUICK[2:], "local coded"], QUICK))
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
-    config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
+    optim = Optim(name="adam", lr=0.01, reference_batch=0, average=0.9)
+    config = config_of("mlp", kind.removesuffix(" coded"), optim)
     config = in_folder(config, folder, run={"dtype": "float32"})
+    if kind.endswith("coded"):  # what codes leave out is kept
+        codec, delay = {"codec": "powersgd:rank=2", "least": 32}, min(config.sync.delay, 2)
+        config = changed(config, compress=codec, delay=delay)
     expected, _, weights, together = trained(comm, config)
     with start(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), at))
@@ -227,23 +228,33 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
             assert replace(one.sync, drift=0.0) == replace(other.sync, drift=0.0)
             assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
         np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in again], expected[at:])
-        worker = comm.Split(trainer.parts.grid.place.replica, comm.rank)
-        equal(whole(worker, trainer), weights)
-        worker.Free()
+        equal(of_worker(comm, trainer), weights)
         trainer.parts.drain()
         equal(whole(comm, trainer), together)
 
 
-@pytest.mark.parametrize("kind", FEW)
-def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, folder, kind):
-    config = changed(replace(mlp("float32"), sync=KINDS[kind]), checkpoint={"every": 4})
-    config = in_folder(config, folder / "left alone", log_every=1000, epochs=1)
-    with start(comm, config) as trainer:
-        train(trainer)
+@pytest.mark.parametrize(
+    ("kind", "agree"),
+    [
+        *(("delayed", agree) for agree in (1, 4)),
+        *(slow_case(*one) for one in (("local", 1), ("diloco", 1), ("post-local", 4))),
+    ],
+)
+def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(
+    comm, folder, kind, agree, monkeypatch
+):
+    """Ranks that agree after several steps stop there, with the same records in fewer messages."""
+    config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, clip_norm=0.3))
+    config = changed(config, batch_size=100, log_every=1000, epochs=1, checkpoint={"every": 4})
+    with start(comm, in_folder(config, folder / "left alone")) as trainer:
+        train(trainer, on_record=(records := []).append)
         expected = whole(comm, trainer)
-    config, stop = in_folder(config, folder / "stopped"), StopsAfter(8, comm.rank == RANKS - 1)
-    with start(comm, config, stop=stop) as stop.trainer, pytest.raises(Stopped):
+    config = in_folder(config, folder / "stopped", agree=agree)
+    stop = StopsAfter(6 if agree > 1 else 8, comm.rank == RANKS - 1)
+    with start(comm, config, stop=stop) as stop.trainer, pytest.raises(Stopped, match="step 8 of"):
         train(stop.trainer)
+    met, summed = [], DriftingLoop._sum
+    monkeypatch.setattr(DriftingLoop, "_sum", lambda *args: met.append(1) or summed(*args))
     with start(comm, config) as trainer:
         result = train(trainer, go_on=True)
         found = whole(comm, trainer)
@@ -253,9 +264,17 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, fold
     last = CheckpointReader(max((folder / "stopped" / "checkpoints").glob("step-*")))
     for name, values in found.items():  # what export and eval read is what the run ended with
         np.testing.assert_array_equal(last.tensor("parameters", name), values)
+    others = [record for record in records if isinstance(record, Step)]
+    assert len(met) == -(-(len(others) - 8) // agree)
     steps = read_records(folder / "stopped" / "metrics.jsonl").of(Step)
-    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
-    assert RANKS == 1 or steps[-1].sync.drift > 0
+    for one, other in zip(steps, others, strict=True):
+        assert (one.step, one.sync.exchanges, one.sync.since) == (
+            other.step, other.sync.exchanges, other.sync.since,
+        )  # fmt: skip
+        assert (one.loss, one.grad_norm, one.sync.drift) == pytest.approx(
+            (other.loss, other.grad_norm, other.sync.drift), rel=1e-12
+        )
+    assert RANKS == 1 or one.sync.drift > 0
 
 
 @pytest.mark.mpi(min_size=2)
@@ -332,62 +351,18 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("codec", [slow_case("bf16"), "powersgd:rank=2"])
 @pytest.mark.parametrize("kind", [slow_case("local"), "delayed"])
-def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
-    sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
-    config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
-    config = in_folder(config, folder, run={"dtype": "float32"})
-    dense = replace(config, compress=Compress())
+def test_ways_go_by_codes(comm, kind, codec):
+    dense = changed(config_of("mlp", kind), dtype="float32", delay=min(KINDS[kind].delay, 2))
     exact = trained(comm, dense, 20)[0]
-    found, _, _, weights = trained(comm, config, 20)
+    found = trained(comm, changed(dense, compress={"codec": codec, "least": 32}), 20)[0]
     assert not np.array_equal(found, exact)
     np.testing.assert_allclose(found[-1, 0], exact[-1, 0], rtol=0.2)
-    with start(comm, config) as trainer:
-        list(islice(trainer.run_epoch(0), 7))
-        keep(trainer)
-    with start(comm, config) as trainer:
-        assert resume(trainer.parts).step == 7
-        list(islice(trainer.run_epoch(0), 13))
-        trainer.parts.drain()
-        equal(whole(comm, trainer), weights)
-
-
-@pytest.mark.quick_on(3)
-@pytest.mark.parametrize("kind", [slow_case("post-local"), "delayed"])
-def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
-    """The same weights and records, in fewer messages; a run that is stopped says so there."""
-    config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, clip_norm=0.3))
-    config = in_folder(config, folder, log_every=1000, epochs=1)
-    late = changed(config, agree=8)
-    with start(comm, config) as trainer:
-        expected = list(trainer.run_epoch(0))
-        trainer.parts.drain()
-        weights = whole(comm, trainer)
-    stop, told = StopsAfter(19, comm.rank == RANKS - 1), "stopped after step 24 of"
-    with start(comm, late, stop=stop) as stop.trainer, pytest.raises(Stopped, match=told):
-        train(stop.trainer)
-    met = []
-    summed = DriftingLoop._sum
-    monkeypatch.setattr(DriftingLoop, "_sum", lambda *args: met.append(1) or summed(*args))
-    with start(comm, late) as trainer:
-        train(trainer, go_on=True)
-        equal(whole(comm, trainer), weights)
-    assert len(met) == -(-(len(expected) - 24) // 8)
-    found = read_records(folder / "metrics.jsonl").of(Step)
-    for one, other in zip(found, expected, strict=True):
-        assert one.step == other.step
-        assert (one.sync.exchanges, one.sync.since) == (other.sync.exchanges, other.sync.since)
-        assert one.loss == pytest.approx(other.loss, rel=1e-12)
-        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-12)
-        assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
-
-
-def agreeing():
-    return changed(config_of("mlp", "local"), sync={"period": 4, "agree": 5})
 
 
 @pytest.mark.mpi(min_size=2)
 def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
-    with start(comm, agreeing()) as trainer:
+    config = changed(config_of("mlp", "local"), sync={"period": 4, "agree": 5})
+    with start(comm, config) as trainer:
         spoil(trainer, 6, np.nan)
         epoch = trainer.run_epoch(0)
         assert [record.step for record in islice(epoch, 5)] == [1, 2, 3, 4, 5]
@@ -402,6 +377,6 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
     layers = {"flat": nn.Flatten(), "linear": nn.Linear(64, 16), "norm": nn.BatchNorm(16)}
     layers["out"] = nn.Linear(16, 10)
-    for sync in KINDS.values() if RANKS > 1 else ():
+    for kind in ("local", "delayed") if RANKS > 1 else ():
         with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
-            start(comm, replace(mlp(), sync=sync), objects=UserObjects(layers=layers))
+            start(comm, replace(mlp(), sync=KINDS[kind]), objects=UserObjects(layers=layers))

@@ -30,19 +30,12 @@ def workers(comm, dtype=np.float64, summation=None):
     shapes = {name: {"weight": (w, 1)} for name, w in zip(layers, WIDTHS, strict=True)}
     arena = Arena(layers, shapes)
     parameters = np.arange(arena.size).astype(dtype)
-    gradients = np.zeros(arena.size, dtype)
-    velocity = np.zeros(arena.size, dtype)
+    gradients, velocity = (np.zeros(arena.size, dtype) for _ in range(2))
     return Workers(
-        comm=comm,
-        arena=arena,
-        parameters=parameters,
-        gradients=gradients,
-        pieces=[Piece(0, parameters, gradients, "data")],
-        state=[{"velocity": velocity}],
-        owned=[slice(0, arena.size)],
-        summation=summation or Dense,
-        dense=Dense(),
-    )
+        comm=comm, arena=arena, parameters=parameters, gradients=gradients,
+        pieces=[Piece(0, parameters, gradients, "data")], state=[{"velocity": velocity}],
+        owned=[slice(0, arena.size)], summation=summation or Dense, dense=Dense(),
+    )  # fmt: skip
 
 
 def gradient(comm, worker, step):
@@ -55,22 +48,11 @@ def mean_gradient(comm, step):
     return sum(gradient(comm, worker, step) for worker in range(comm.size)) / comm.size
 
 
-def run(comm, strategy, steps, after=lambda step: None):
-    """Plain gradient descent of each worker."""
-    own = strategy.workers
-    for step in range(steps):
-        own.parameters[...] -= RATE * gradient(comm, comm.rank, step)
-        strategy.progress()
-        strategy.after_step(step)
-        shared = {name: values.copy() for name, values in strategy.shared.items()}
-        check_replicas(comm, [(comm, shared)], f"after step {step}")
-        after(step)
-
-
 def made(workers, sync):
     return (Local if sync.kind == "local" else Delayed)(workers, sync)
 
 
+#: The mean of the workers is one process with the mean gradient.
 STRATEGIES = {
     "local 1": Sync("local", period=1, outer="plain"),
     "local 4": Sync("local", period=4, outer="plain"),
@@ -79,51 +61,14 @@ STRATEGIES = {
     f"delayed {period}, {delay}": Sync("delayed", period=period, delay=delay)
     for period, delay in ((1, 0), (1, 1), (1, 4), (3, 0), (3, 2), (3, 3), (2, 7))
 }
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
-    own = workers(comm)
-    strategy = made(own, STRATEGIES[name])
-    expected = own.parameters.copy()
-
-    def compare(step):
-        nonlocal expected
-        expected = expected - RATE * mean_gradient(comm, step)
-        mean = comm.allreduce(own.parameters) / comm.size
-        np.testing.assert_array_equal(mean, expected)
-        np.testing.assert_array_equal(strategy.consensus(), expected)
-
-    run(comm, strategy, 23, compare)
-    strategy.drain()
-    np.testing.assert_array_equal(own.parameters, expected)
-    np.testing.assert_array_equal(strategy.anchor, expected)
-    strategy.close()
-
-
-@pytest.mark.parametrize(("period", "delay"), [(1, 0), (3, 0), (1, 4), (3, 2), (2, 7)])
-def test_without_correction_weights_move_by_means_alone(comm, period, delay):
-    """One process: updates of a period are taken back at its end; their mean comes later."""
-    own = workers(comm)
-    strategy = made(own, Sync("delayed", period=period, delay=delay, correct=False))
-    common, updates, due = own.parameters.copy(), np.zeros(own.arena.size), deque()
-
-    def compare(step):
-        nonlocal updates
-        updates = updates - RATE * mean_gradient(comm, step)
-        if due and due[0][0] == step:
-            common[...] += due.popleft()[1]
-        if (step + 1) % period == 0:
-            due.append((step + delay, updates))
-            updates = np.zeros(own.arena.size)
-            if not delay:
-                common[...] += due.popleft()[1]
-        mean = comm.allreduce(own.parameters) / comm.size
-        np.testing.assert_array_equal(mean, common + updates)
-        np.testing.assert_array_equal(strategy.consensus(), common + updates)
-
-    run(comm, strategy, 23, compare)
-    strategy.close()
+#: It is not.
+OTHERS = {
+    "momentum": Sync("local", period=4, outer="momentum:lr=0.5,momentum=0.75"),
+    "nesterov": Sync("local", period=4, outer="nesterov"),
+} | {
+    f"uncorrected {period}, {delay}": Sync("delayed", period=period, delay=delay, correct=False)
+    for period, delay in ((1, 0), (3, 0), (1, 4), (3, 2), (2, 7))
+}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, slow_case(np.float64)])
@@ -169,9 +114,9 @@ class Averaging:
         self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
         self.sums = [np.zeros_like(w) for w in weights]
         self.before = [w.copy() for w in weights]
-        self.outer = sync.outer.partition(":")[0]
-        outers = {"plain": (1, 0), "momentum": (0.5, 0.75), "nesterov": (0.7, 0.9)}
-        self.rate, self.momentum = outers[self.outer]
+        self.outer, _, options = sync.outer.partition(":")
+        given = [float(one.partition("=")[2]) for one in options.split(",") if one]
+        self.rate, self.momentum = given or {"plain": (1, 0), "nesterov": (0.7, 0.9)}[self.outer]
 
     def after(self, step):
         if step < self.sync.start:
@@ -195,68 +140,62 @@ class Averaging:
             w[...] = self.anchor
 
     def _delayed(self, done):
-        """Literally: the mean takes the place of one's own updates."""
+        """Literally: the mean takes the place of one's own updates, which may be held back."""
         for total, new, old in zip(self.sums, self.weights, self.before, strict=True):
             total += new - old
         if done % self.sync.period == 0:
             self.queue.append((done, [total.copy() for total in self.sums]))
-            for total in self.sums:
+            for w, total in zip(self.weights, self.sums, strict=True):
+                w -= 0 if self.sync.correct else total
                 total[...] = 0
         while self.queue and self.queue[0][0] + self.sync.delay == done:
             _, updates = self.queue.popleft()
             for w, update in zip(self.weights, updates, strict=True):
-                w += np.mean(updates, axis=0) - update
+                w += np.mean(updates, axis=0) - (update if self.sync.correct else 0)
 
 
-OUTERS = ("plain", "momentum:lr=0.5,momentum=0.75", "nesterov")
-SYNCS = [Sync("local", period=4, outer=outer) for outer in OUTERS]
-SYNCS += [
-    Sync("delayed", period=period, delay=delay)
-    for period, delay in ((1, 0), (1, 3), (3, 2), (2, 5), (4, 4))
-]
+#: Their first gradients are averaged, too.
+LATER = {
+    "post-local": Sync("local", period=4, outer="plain", start=5),
+    "delayed, later": Sync("delayed", period=1, delay=4, start=1),
+}
 
 
-@pytest.mark.parametrize("sync", SYNCS, ids=str)
-def test_weights_are_those_of_the_papers(comm, sync):
+@pytest.mark.parametrize("name", [*STRATEGIES, *LATER, *OTHERS])
+def test_weights_are_those_of_the_papers_at_every_step(comm, name):
+    sync = (STRATEGIES | LATER | OTHERS)[name]
     own = workers(comm)
     strategy = made(own, sync)
     weights = [own.parameters.copy() for _ in range(comm.size)]
-    averaging = Averaging(sync, weights)
-    close = dict(rtol=0, atol=0 if sync.kind == "delayed" else 1e-12)
-
-    def compare(step):
+    averaging, one_process = Averaging(sync, weights), own.parameters.copy()
+    close = dict(rtol=0, atol=1e-12 if averaging.momentum else 0)
+    for step in range(23):
+        mean = mean_gradient(comm, step)
+        one_process -= RATE * mean
         for worker, w in enumerate(weights):
-            w -= RATE * gradient(comm, worker, step)
+            w -= RATE * (mean if step < sync.start else gradient(comm, worker, step))
         averaging.after(step)
+        own.gradients[...] = gradient(comm, comm.rank, step)
+        if step < sync.start:
+            own.gradients[...] = strategy.mean(own.gradients)
+        own.parameters[...] -= RATE * own.gradients
+        strategy.progress()
+        strategy.after_step(step)
         np.testing.assert_allclose(own.parameters, weights[comm.rank], **close)
+        together = sum(weights) / comm.size
+        np.testing.assert_allclose(strategy.consensus(), together, **close)
+        if name not in OTHERS:
+            np.testing.assert_array_equal(together, one_process)
         if sync.kind == "local":
             np.testing.assert_allclose(strategy.anchor, averaging.anchor, **close)
         elif comm.size > 1:
             assert list(strategy.rounds) == [done for done, _ in averaging.queue]
             assert len(averaging.queue) <= -(-sync.delay // sync.period)
-
-    run(comm, strategy, 22, compare)
-    strategy.quiesce()
-    strategy.close()
-
-
-def test_first_steps_are_those_of_one_process(comm):
-    """Post-local SGD: the gradients are averaged, then the weights."""
-    own = workers(comm)
-    strategy = Local(own, Sync(kind="local", period=4, outer="plain", start=5))
-
-    expected = own.parameters.copy()
-    for step in range(13):
-        own.gradients[...] = gradient(comm, comm.rank, step)
-        if step < 5:
-            own.gradients[...] = strategy.mean(own.gradients)
-        own.parameters[...] -= RATE * own.gradients
-        strategy.after_step(step)
-        expected = expected - RATE * mean_gradient(comm, step)
-        if step < 5 or step in (8, 12):
-            np.testing.assert_array_equal(own.parameters, expected)
-        elif comm.size > 1:
-            assert not np.array_equal(own.parameters, expected)
+        shared = {name: values.copy() for name, values in strategy.shared.items()}
+        check_replicas(comm, [(comm, shared)], f"after step {step}")
+    strategy.drain()
+    for found in (own.parameters, strategy.anchor):
+        np.testing.assert_allclose(found, together, **close)
     strategy.close()
 
 

@@ -33,8 +33,13 @@ def times(trainer):
     return trainer.parts.account.times(trainer.parts.grid.place)
 
 
-def run(comm, config, monkeypatch):
-    """The records of a few steps, of which one rank reads slowly, and all ranks' times."""
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", ["data", "pipe", "asynchronous"])
+def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, monkeypatch):
+    keys = {} if layout == "data" else {"pipe": RANKS}
+    if layout == "asynchronous":
+        keys |= {"schedule": layout, "window": 1}
+    config = job("gpt" if layout == "pipe" else "convnet", **keys)
     held = Feed._held
 
     def slow(*given):
@@ -44,47 +49,31 @@ def run(comm, config, monkeypatch):
     monkeypatch.setattr(Feed, "_held", slow)
     with start(comm, config) as trainer:
         records = list(islice(trainer.run_epoch(0), STEPS))
-        return records, times(trainer)
-
-
-@pytest.mark.parametrize("layout", ["data", "pipe", "asynchronous"])
-def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, monkeypatch):
-    if RANKS == 1:
-        pytest.skip("a single rank waits for nobody")
-    keys = {} if layout == "data" else {"pipe": RANKS}
-    if layout == "asynchronous":
-        keys |= {"schedule": layout, "window": 1}
-    config = job("gpt" if layout == "pipe" else "convnet", **keys)
-    records, times = run(comm, config, monkeypatch)
-    assert all(isinstance(record, Step) for record in records)
-    assert len(times.ranks) == RANKS
+        every = times(trainer).ranks
+    found = ranks(every)
+    assert len(every) == RANKS and all(isinstance(record, Step) for record in records)
     # What the steps say is what the ranks say.
     lasted = RANKS * sum(record.seconds for record in records)
-    found = ranks(times.ranks)
     assert sum(rank.seconds for rank in found) == pytest.approx(lasted, rel=0.05)
     shares = sum(r.seconds * (r.comm_share + r.wait_share) for r in records) * RANKS
     told = sum(rank.reduction + rank.waiting for rank in found)
     assert told == pytest.approx(shares, rel=0.1, abs=0.02)
     # Each of the others has lost what the slow one slept.
     for number, rank in enumerate(found):
-        lost = rank.reduction + rank.waiting
-        assert (lost >= 0.5 * SECONDS * STEPS) or number == SLOW
+        assert rank.reduction + rank.waiting >= 0.5 * SECONDS * STEPS or number == SLOW
     assert found[SLOW].computing >= SECONDS * STEPS
     assert all(rank.memory > 10**6 for rank in found)
     if layout == "data":
         assert next(iter(waited_for(found))) == SLOW
     else:
         neighbours = {SLOW - 1, SLOW + 1} & set(range(RANKS))
-        assert any(times.ranks[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
+        assert any(every[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
         assert sum(r.wait_share for r in records) > 0
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    ("owner", "slow", "reduces"),
-    [
-        (GlobalGradient, "own_squares", 0.0),
-        pytest.param(Anchored, "mean", 0.5, marks=pytest.mark.mpi(min_size=2)),
-    ],
+    ("owner", "slow", "reduces"), [(GlobalGradient, "own_squares", 0.0), (Anchored, "mean", 0.5)]
 )
 def test_a_ranks_own_work_and_sums_are_no_waiting(comm, owner, slow, reduces, monkeypatch):
     """By a clock that reading and what is ``slow`` move by a second, and nothing else."""

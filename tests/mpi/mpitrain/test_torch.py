@@ -1,18 +1,20 @@
 """Torch modules as layers of the trainer."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
+from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
+from tests.mpi.mpitrain.layouts import changed
 from tests.zoo.parts import Of
 
 from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
@@ -25,24 +27,21 @@ def module():
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Flatten(),
-        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()),
+        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU(), torch.nn.BatchNorm1d(32)),
         torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.LayerNorm(32), torch.nn.ReLU()),
         torch.nn.Linear(32, 10),
     ).double()
 
 
 def job(**parallel):
-    return Config(
-        run=Run(dtype="float64"),
-        data=Data("digits"),
-        optim=Optim(lr=0.1),
-        train=Train(epochs=1, batch_size=48, micro_batches=4 if parallel else 1),
-        parallel=Parallel(**parallel),
-    )
+    return changed(
+        Config(), dtype="float64", data={"name": "digits"}, optim={"lr": 0.1}, parallel=parallel,
+        train={"epochs": 1, "batch_size": 48},
+    )  # fmt: skip
 
 
 def alone(whole):
-    """Losses of torch in one process in 20 steps, and the trained module."""
+    """Losses of torch in one process in 20 steps."""
     with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
         data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:20]
 
@@ -51,13 +50,10 @@ def alone(whole):
         scores = module(torch.from_numpy(some.inputs))
         return torch.nn.functional.cross_entropy(scores, torch.from_numpy(some.labels))
 
-    def sgd(parameters):
-        return torch.optim.SGD(parameters, lr=0.1 * 48 / 64, momentum=0.9)
-
-    return loop(whole, sgd, batches, loss), whole
+    return loop(whole, lambda p: torch.optim.SGD(p, lr=0.1 * 48 / 64, momentum=0.9), batches, loss)
 
 
-def tables(value=0.5):
+def tables(value):
     """A table that is no parameter, in the module's own type."""
     return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
@@ -89,46 +85,31 @@ def test_layers_of_torch_within_others(comm, parallel):
 
     if RANKS > 4:
         pytest.skip("the model has 4 layers")
-    mine = with_norm()
-    config = replace(job(**parallel), train=Train(epochs=1, batch_size=48))
-    with start(comm, config, objects=UserObjects(layers=mixed(mine))) as trainer:
-        found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
+    mine = module()
+    with start(comm, job(**parallel), objects=UserObjects(layers=mixed(mine))) as trainer:
+        found = [record.loss for record in islice(trainer.run_epoch(0), 20)]
         load_into(mine, trainer.parts)
-        with pytest.raises(
-            ValueError, match=r"layer a has trained '1\.0\..*', and the module \(Lin"
-        ):
+        told = r"layer a has trained '1\.0\..*', and the module \(Lin"
+        with pytest.raises(ValueError, match=told):
             load_into(torch.nn.Linear(2, 2), trainer.parts)
-    one = Adding(*with_norm()).double()
+    one = Adding(*module()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    expected, one = alone(one)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    for name, value in mine.state_dict().items():
-        torch.testing.assert_close(value, one.state_dict()[name], rtol=1e-7, atol=1e-9)
-
-
-def with_norm():
-    whole = module()
-    whole[1].append(torch.nn.BatchNorm1d(32))
-    return whole.double()
+    np.testing.assert_allclose(found, alone(one), rtol=1e-10)
+    wanted = {name: one.state_dict()[name] for name in mine.state_dict()}
+    torch.testing.assert_close(dict(mine.state_dict()), wanted, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
 @pytest.mark.parametrize("zero", [0, 3])
 def test_ranks_that_bring_other_values_are_refused(comm, zero):
-    def other():
-        parts = tables(0.5 + (comm.rank == 1)), torch.nn.Linear(64, 10)
-        return torch.nn.Sequential(*parts).double()
-
-    torch.manual_seed(0)
-    with pytest.raises(ReplicaMismatch, match=r"rank 1 against .* in part0\.table"):
-        start(comm, job(zero=zero), objects=UserObjects(layers=layers(other())))
-    torch.manual_seed(comm.rank)
-    with pytest.raises(ReplicaMismatch, match=r"part1\.weight"):
-        start(
-            comm,
-            job(zero=zero),
-            objects=UserObjects(layers=layers(torch.nn.Sequential(tables(), other()[1]))),
-        )
+    for other_table, other_weight, told in (
+        (0.5 * (comm.rank == 1), 0, r"rank 1 against .* in part0\.table"),
+        (0, comm.rank, r"part1\.weight"),
+    ):
+        torch.manual_seed(other_weight)
+        own = torch.nn.Sequential(tables(0.5 + other_table), torch.nn.Linear(64, 10)).double()
+        with pytest.raises(ReplicaMismatch, match=told):
+            start(comm, job(zero=zero), objects=UserObjects(layers=layers(own)))
 
 
 class Physics(torch.nn.Module):
@@ -158,13 +139,11 @@ def physics(outputs, y):
 
 
 def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
-    given = dict(
-        model=double_physics, optimizer=OPTIMIZERS["SGD"], loss=physics, metrics={"own": physics}
-    )
-    with made(folder, **given) as trainer:
+    make, by, metrics = double_physics, OPTIMIZERS["SGD"], {"own": physics}
+    with made(folder, model=make, optimizer=by, loss=physics, metrics=metrics) as trainer:
         trainer.fit()
         found = trainer.module.state_dict()
-        wanted, _ = torchs_own(trainer, OPTIMIZERS["SGD"], None, make=double_physics, loss=physics)
+        wanted, _ = torchs_own(trainer, by, None, make=make, loss=physics)
     torch.testing.assert_close(found, dict(wanted.state_dict()), rtol=1e-9, atol=1e-12)
 
 
@@ -185,14 +164,8 @@ MIXES = of_line(lambda x, y: y - x.mean(0).sum())
 SIZED = of_line(lambda x, y: y * (1 + (len(x) > 4)))
 
 
-@pytest.mark.parametrize(
-    ("model", "each", "step"),
-    [
-        (MIXES, 2, 1),
-        pytest.param(MIXES, 1, 1, marks=pytest.mark.mpi(min_size=2)),
-        pytest.param(SIZED, 4, 2, marks=pytest.mark.mpi(min_size=2)),
-    ],
-)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("model", "each", "step"), [(MIXES, 2, 1), (MIXES, 1, 1), (SIZED, 4, 2)])
 def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model, each, step):
     """Also in micro-batches of one sample, and where a rank has none."""
     given = {"train_data": Waves(8 * RANKS, 1), "test_data": None, "metrics": None}

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.torch.backend import backend_of
@@ -25,9 +26,7 @@ def group():
 
 def module():
     torch.manual_seed(3)
-    return torch.nn.Sequential(
-        torch.nn.Linear(40, 48), torch.nn.Tanh(), torch.nn.Linear(48, 30)
-    ).double()
+    return nn.Sequential(nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 30)).double()
 
 
 def batch(rank, step):
@@ -37,7 +36,7 @@ def batch(rank, step):
 
 def backward(replica, step, factor=1.0):
     inputs, labels = batch(RANK, step)
-    (torch.nn.functional.mse_loss(replica(inputs), labels) * factor).backward()
+    (nn.functional.mse_loss(replica(inputs), labels) * factor).backward()
 
 
 def hooked(replica, codec, **how):
@@ -54,11 +53,10 @@ def replicas(net, bucket_bytes=4096, **how):
 
 def run(net, steps, codec=None, state=None, first=0, **how):
     """Gradients of each step, and what the hook remembers after them."""
-    found, kept = [], {}
+    found, kept, replica = [], {}, replicas(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    replica = replicas(net)
-    hook = hooked(replica, codec, **how) if codec else None
-    if hook and state is not None:
+    hook = codec and hooked(replica, codec, **how)
+    if state is not None:
         hook.load_state_dict(state)
     for step in range(first, first + steps):
         optimizer.zero_grad()
@@ -80,22 +78,20 @@ def test_codes_that_leave_nothing_out_give_the_mean(codec):
 
 @pytest.mark.parametrize("codec", ["int8", "signum", "dgc:keep=0.1", "powersgd:rank=2"])
 def test_replicas_stay_equal_and_a_loop_goes_on_bit_by_bit(comm, codec):
-    net = module()
-    expected, _ = run(net, 5, codec, start=0)
+    expected, _ = run(module(), 5, codec, start=0)
     assert len({one.tobytes() for one in comm.allgather(expected)}) == 1
     dense, _ = run(module(), 1)
     assert not np.array_equal(dense[0], expected[0])
-    net = module()
-    run_first, kept = run(net, 3, codec)
+    found, kept = run(net := module(), 3, codec)
     rest, _ = run(net, 2, codec, state=kept, first=3)
-    np.testing.assert_array_equal(np.concatenate([run_first, rest]), expected)
+    np.testing.assert_array_equal([*found, *rest], expected)
     assert int(kept["steps"]) == 3
 
 
 @pytest.mark.parametrize("codec", ["topk:keep=0.25", "int8", "powersgd:rank=2"])
 def test_nothing_left_out_is_lost_while_no_rank_uses_a_tensor(comm, codec):
-    a, b = (torch.nn.Linear(12, 16, bias=False).double() for _ in range(2))
-    replica = replicas(net := torch.nn.ModuleList([a, b]), 1 << 20)
+    a, b = (nn.Linear(12, 16, bias=False).double() for _ in range(2))
+    replica = replicas(net := nn.ModuleList([a, b]), 1 << 20)
     net.forward = lambda x, both: (a(x).square() + (b(x).square() if both else 0)).sum()
     hook = hooked(replica, codec, feedback="on")
     inputs = torch.randn(4, 12, generator=torch.Generator().manual_seed(RANK)).double()
@@ -118,10 +114,9 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
     replica = replicas(net := module())
     hook = hooked(replica, "int8", feedback="on")
     for step in range(3):
-        bad = step == 1 and comm.rank == P - 1
         before = hook.state_dict()
         net.zero_grad()
-        backward(replica, step, float("nan") if bad else 1.0)
+        backward(replica, step, float("nan") if step == 1 and comm.rank == P - 1 else 1.0)
         finite = [bool(p.grad.isfinite().all()) for p in net.parameters()]
         assert comm.allgather(finite) == [[step != 1] * 4] * P
         after = hook.state_dict()
@@ -137,8 +132,7 @@ def test_what_was_loaded_is_not_lost_without_a_word():
     hook = hooked(replicas(module()), "powersgd:rank=2")
     hook.load_state_dict(kept)
     again = hook.state_dict()  # before a backward pass
-    assert again.keys() == kept.keys()
-    assert all(torch.equal(again[name], kept[name]) for name in kept)
+    torch.testing.assert_close(again, kept, rtol=0, atol=0)
     for bucket_bytes, codec in ((1 << 20, "powersgd:rank=2"), (4096, "bf16")):
         replica = replicas(module(), bucket_bytes)
         hooked(replica, codec).load_state_dict(kept)
@@ -158,11 +152,9 @@ def test_passes_are_dense_until_torch_has_made_its_buckets_anew(static):
         backward(net, step)
         for rank in range(P):
             inputs, labels = batch(rank, step)
-            (torch.nn.functional.mse_loss(alone(inputs), labels) / P).backward()
-        is_dense = all(
-            torch.allclose(mine.grad, other.grad)
-            for mine, other in zip(made.parameters(), alone.parameters(), strict=True)
-        )
+            (nn.functional.mse_loss(alone(inputs), labels) / P).backward()
+        pairs = zip(made.parameters(), alone.parameters(), strict=True)
+        is_dense = all(torch.allclose(mine.grad, other.grad) for mine, other in pairs)
         assert is_dense == (step <= static)
     state.close()
 

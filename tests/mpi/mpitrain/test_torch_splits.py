@@ -23,13 +23,9 @@ pytestmark = pytest.mark.quick_on(2, 4)
 RANKS = MPI.COMM_WORLD.size
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 SPLITS = {
-    "attention.qkv": "columns of 3",
-    "attention.width": "number",
-    "attention.heads": "number",
-    "attention.out": "rows",
-    "mlp.0": "columns",
-    "mlp.3": "rows",
-}
+    "attention.qkv": "columns of 3", "attention.width": "number", "attention.heads": "number",
+    "attention.out": "rows", "mlp.0": "columns", "mlp.3": "rows",
+}  # fmt: skip
 
 
 class Attention(torch.nn.Module):
@@ -78,26 +74,16 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def made(folder, **given):
-    given = {
-        "model": lambda: Reader().double(),
-        "splits": SPLITS,
-        "clip_norm": 0.5,
+    usual = {
+        "model": lambda: Reader().double(), "splits": SPLITS, "clip_norm": 0.5, "seed": 3,
         "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
-        **given,
-    }
-    given.setdefault("train_data", Sentences())
-    return mpitrain.Trainer(
-        loss=F.cross_entropy,
-        batch_size=8,
-        epochs=1,
-        seed=3,
-        dir=str(folder / "run"),
-        **given,
-    )
+        "train_data": Sentences(), "loss": F.cross_entropy, "batch_size": 8, "epochs": 1,
+    }  # fmt: skip
+    return mpitrain.Trainer(dir=str(folder / "run"), **(usual | given))
 
 
-def losses(trainer):
-    return [record.loss for record in trainer.run_epoch(0)]
+def losses(trainer, steps=None):
+    return [record.loss for record in islice(trainer.run_epoch(0), steps)]
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +108,8 @@ def test_losses_values_and_state_are_those_of_one_process(folder, one_process, p
         assert shapes["part0.attention.out.bias"] == ((WIDTH,), (WIDTH,))
         np.testing.assert_allclose(losses(trainer), wanted, rtol=1e-11)
         own = trainer.torch_optimizer().state_dict()["state"]
-        for name, value in trainer.module.state_dict().items():
-            torch.testing.assert_close(value, values[name], rtol=1e-9, atol=1e-12)
-    for number, slots in state.items():
-        for slot, value in slots.items():
-            torch.testing.assert_close(own[number][slot], value, rtol=1e-9, atol=1e-12)
+        found = trainer.module.state_dict()
+    torch.testing.assert_close((found, own), (values, state), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
@@ -140,9 +123,7 @@ def test_the_state_of_a_programs_optimiser_is_shared_as_its_parameters_are(comm,
     given = {"model": module, "optimizer": lambda parameters: optimizer, "parallel": {"tensor": 2}}
     with made(folder, **given) as trainer:
         own = trainer.torch_optimizer().state_dict()["state"]
-    for number, slots in wanted.items():
-        for slot, value in slots.items():
-            torch.testing.assert_close(own[number][slot], value, rtol=0, atol=0)
+    torch.testing.assert_close(own, wanted, rtol=0, atol=0)
 
 
 class Block(torch.nn.Module):
@@ -163,7 +144,7 @@ def blocks():
     return torch.nn.Sequential(block, block, torch.nn.Linear(LENGTH, CLASSES)).double()
 
 
-def tied_by_a_parameter():
+def tied():
     """Two blocks with one matrix, of which splits= names one."""
     module = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(LENGTH, CLASSES)).double()
     module[1].up.weight = module[0].up.weight
@@ -178,28 +159,24 @@ class Numbers(Sentences):
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
 def test_a_block_that_is_called_in_two_parts_is_shared_in_both(comm, folder):
-    given = {"model": blocks, "splits": {"up": "columns", "down": "rows"}}
+    given = {"model": blocks, "splits": {"up": "columns", "down": "rows"}, "train_data": Numbers()}
     found = []
-    for name, ranks, tensor in ("one", MPI.COMM_SELF, 1), ("two", comm, 2):
-        parallel = {"tensor": tensor}
-        with made(folder / name, comm=ranks, train_data=Numbers(), parallel=parallel, **given) as t:
-            found.append(losses(t))
+    for ranks in MPI.COMM_SELF, comm:
+        place = folder / f"on {ranks.size}"
+        with made(place, comm=ranks, parallel={"tensor": ranks.size}, **given) as trainer:
+            found.append(losses(trainer))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-11)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
 def test_a_run_goes_on_without_splits_on_ranks_that_share_nothing(comm, folder, one_process):
     with made(folder, parallel={"tensor": 2}) as trainer:
-        found = [record.loss for record in islice(trainer.run_epoch(0), 2)]
+        found = losses(trainer, 2)
         keep(trainer)
     with made(folder, splits={}) as trainer:
         assert resume(trainer.parts).step == 2
-        found += [record.loss for record in islice(trainer.run_epoch(0), 1)]
+        found += losses(trainer, 1)
     np.testing.assert_allclose(found, one_process[0][:3], rtol=1e-11)
-
-
-def linear():
-    return {"up": nn.Linear(LENGTH, CLASSES)}
 
 
 #: Arguments, and the sentence that refuses them.
@@ -212,16 +189,11 @@ REFUSED = [
     ({"splits": {"mlp.0": "columns"}}, "cannot be shared by its map of names"),
     ({"splits": {"mlp.3": "rows"}}, "cannot be shared by its map of names"),
     ({"model": lambda: Reader(13).double()}, "2 ranks cannot share the 13 of it equally"),
-    (
-        {
-            "model": tied_by_a_parameter,
-            "splits": {"0.up": "columns", "0.down": "rows"},
-            "train_data": Numbers(),
-        },
-        "part1.up.weight is part0.up.weight, too, and one of the two alone",
-    ),
-    ({"model": linear, "splits": {}}, "is a Linear, which tensor ranks cannot share"),
-]
+    ({"model": tied, "splits": {"0.up": "columns", "0.down": "rows"}, "train_data": Numbers()},
+     "part1.up.weight is part0.up.weight, too, and one of the two alone"),
+    ({"model": lambda: {"up": nn.Linear(LENGTH, CLASSES)}, "splits": {}},
+     "is a Linear, which tensor ranks cannot share"),
+]  # fmt: skip
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")

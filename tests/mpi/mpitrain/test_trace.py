@@ -15,7 +15,6 @@ from tests.mpi.mpitrain.layouts import job
 
 pytestmark = pytest.mark.at_most(5)
 
-
 RANKS = MPI.COMM_WORLD.size
 
 

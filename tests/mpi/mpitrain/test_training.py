@@ -71,22 +71,18 @@ def test_ranks_may_have_their_files_in_other_places(comm, tmp_path):
         np.testing.assert_array_equal(trainer.parts.store.parameters, expected)
 
 
-@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(RANKS % 2, reason="needs two stages")
 @pytest.mark.parametrize("there", [True, False])
 def test_each_rank_reads_a_profile_of_its_own(comm, tmp_path, there):
     """Another cut, or a file that one rank alone lacks, is an error of all."""
-    if RANKS % 2:
-        pytest.skip("needs two stages")
-    profile = measure(mlp(), repeats=1)
+    profile, path = measure(mlp(), repeats=1), tmp_path / "profile.json"
     slowest = -1 if comm.rank == RANKS - 1 else 0
     profile[slowest] = replace(profile[slowest], forward_s=1e3)
-    path = tmp_path / "profile.json"
     if there or comm.rank < RANKS - 1:
         write_profile(path, profile)
-    config = mlp(pipe=2, partition="auto", profile=str(path))
     match = "jobs: the partition by" if there else rf"cannot be read.*rank {RANKS - 1} of {RANKS}"
     with pytest.raises(ConfigError, match=match):
-        start(comm, config)
+        start(comm, mlp(pipe=2, partition="auto", profile=str(path)))
 
 
 def test_a_profile_has_as_many_passes_as_it_is_told(comm, tmp_path, monkeypatch):
@@ -108,28 +104,32 @@ class Two(RuntimeError):
         super().__init__(f"{one} and {two}")
 
 
-def _fails(how):
+def local(text):
     class Local(RuntimeError):
         pass
 
-    found = {"local": Local, "ours": CorruptMessage, "same": CollectiveError}
-    raise Two("so it", "is") if how == "two" else found[how]("so it is")
+    return Local(text)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
-    ("how", "kind", "text"),
+    ("error", "kind", "text"),
     [
-        ("local", RuntimeError, "Local: so it is"),
-        ("two", RuntimeError, "Two: so it and is"),
-        ("ours", CorruptMessage, "so it is"),
-        ("same", CollectiveError, "so it is"),
+        (local, RuntimeError, "Local: so it is"),
+        (lambda text: Two("so it", "is"), RuntimeError, "Two: so it and is"),
+        (CorruptMessage, CorruptMessage, "so it is"),
+        (CollectiveError, CollectiveError, "so it is"),
     ],
 )
-def test_what_one_rank_raises_all_raise_whatever_its_class(comm, how, kind, text):
+def test_what_one_rank_raises_all_raise_whatever_its_class(comm, error, kind, text):
     last = comm.rank == RANKS - 1
+
+    def fails():
+        if last:
+            raise error("so it is")
+
     with pytest.raises(kind) as caught:
-        together(comm, lambda: _fails(how) if last else None, CollectiveError, RuntimeError)
+        together(comm, fails, CollectiveError, RuntimeError)
     assert str(caught.value).startswith(f"{text} (rank {RANKS - 1} of {RANKS}, on ")
     assert (caught.value.__cause__ is not None) == last
     assert type(caught.value) is kind
@@ -162,9 +162,8 @@ def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_of
         patch.setattr("mpitrain.start.SynchronousLoop", last)
         start(comm, config)
     assert not split_off and not active_children()
-    trainer = start(comm, config)
-    assert split_off
-    trainer.close()
+    with start(comm, config) as trainer:
+        assert split_off
     trainer.close()
     assert not split_off and not active_children()
 
@@ -227,40 +226,32 @@ def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
 @pytest.mark.parametrize("other", ["longer", "another", "missing"])
 def test_ranks_with_other_data_are_told_at_once(comm, folder, other):
     """The last rank's node has an older copy."""
-    (folder / f"rank{comm.rank}").write_text("the same on all nodes " * 40)
-    if comm.rank == RANKS - 1:
-        path = folder / f"rank{comm.rank}"
-        match other:
-            case "longer":
-                path.write_text("the same on all nodes " * 41)
-            case "another":
-                path.write_text("the same on old nodes " * 40)
-            case "missing":
-                path.unlink()
+    path, same = folder / f"rank{comm.rank}", "the same on all nodes "
+    others = {"longer": same * 41, "another": "the same on old nodes " * 40}
+    is_last = comm.rank == RANKS - 1
+    path.write_text(others.get(other, "") if is_last else same * 40)
+    if is_last and other == "missing":
+        path.unlink()
     told = rf"cannot be read.*rank {RANKS - 1} of" if other == "missing" else "different data: rank"
     with pytest.raises(DataError, match=told):
-        start(comm, text_job(folder / f"rank{comm.rank}"))
+        start(comm, text_job(path))
 
 
 def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
+    def drawn(self, *arguments):
+        raise MemoryError("Unable to allocate 954. GiB")
+
     if comm.rank == RANKS - 1:
-
-        def initial(self, *arguments):
-            raise MemoryError("Unable to allocate 954. GiB")
-
-        monkeypatch.setattr(SequentialModel, "drawn", initial)
+        monkeypatch.setattr(SequentialModel, "drawn", drawn)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
         start(comm, mlp())
 
 
 def test_blas_threads_share_a_node_and_stay_below_what_was_asked_for(comm):
     def most():
-        return max(
-            (p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"), default=1
-        )
+        return max([1, *(p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas")])
 
     cores = len(os.sched_getaffinity(0))
-    with threadpool_limits(2 * cores, user_api="blas"), limit_blas_threads(comm):
-        assert most() == max(1, cores // comm.size)
-    with threadpool_limits(1, user_api="blas"), limit_blas_threads(comm):
-        assert most() == 1
+    for given, share in ((2 * cores, max(1, cores // comm.size)), (1, 1)):
+        with threadpool_limits(given, user_api="blas"), limit_blas_threads(comm):
+            assert most() == share

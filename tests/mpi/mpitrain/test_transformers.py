@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint.export import export
-from tests.cases import mostly_slow, slow_case
+from tests.cases import mostly_slow
 from tests.mpi.mpitrain.fits import loop, torch
 
 RANKS = MPI.COMM_WORLD.size
@@ -75,42 +75,28 @@ class Images(Texts):
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
 }  # fmt: skip
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 2,
+      "num_heads": 2, "decoder_start_token_id": 0}  # fmt: skip
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+BERT = SIZES | DROPOUT | {"max_position_embeddings": 16}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+#: grouped_mm has no float64.
+EXPERTS = GROUPED | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 
 
-def gpt2():
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=3, n_head=2,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
+def of(name, kind="CausalLM", **sizes):
+    """Makes models of ``transformers`` for a task."""
+
+    def make():
+        config = transformers.AutoConfig.for_model(name, vocab_size=VOCABULARY, **sizes)
+        return getattr(transformers, f"AutoModelFor{kind}").from_config(config)
+
+    return make
 
 
-def llama():
-    """Two heads share each key and value."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, num_key_value_heads=2, attention_dropout=0.1,
-        **SIZES | {"num_attention_heads": 4},
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
-
-
-def qwen2():
-    """With biases of queries, keys and values, and a window of attention in the last layers."""
-    config = transformers.Qwen2Config(
-        vocab_size=VOCABULARY, num_key_value_heads=2, attention_dropout=0.1,
-        use_sliding_window=True, sliding_window=4, max_window_layers=1, **SIZES,
-    )  # fmt: skip
-    return transformers.Qwen2ForCausalLM(config)
-
-
-def t5():
-    """An encoder and a decoder, which share an embedding."""
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2,
-        num_heads=2, decoder_start_token_id=0,
-    )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config)
+gpt2 = of("gpt2", n_positions=16, n_embd=16, n_layer=3, n_head=2, bos_token_id=0, eos_token_id=0)
+#: Two heads share each key and value.
+llama = of("llama", attention_dropout=0.1, **GROUPED | {"num_attention_heads": 4})
 
 
 class Adapted(torch.nn.Module):
@@ -135,47 +121,6 @@ def adapted_llama():
     return model
 
 
-def mixtral():
-    """Experts in stacks.  grouped_mm has no float64."""
-    config = transformers.MixtralConfig(
-        vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2,
-        experts_implementation="eager", **SIZES,
-    )  # fmt: skip
-    return transformers.MixtralForCausalLM(config)
-
-
-def qwen2_moe():
-    """With a shared expert beside the stacks."""
-    config = transformers.Qwen2MoeConfig(
-        vocab_size=VOCABULARY, num_key_value_heads=2, num_experts=5, num_experts_per_tok=2,
-        moe_intermediate_size=8, shared_expert_intermediate_size=8,
-        experts_implementation="eager", **SIZES,
-    )  # fmt: skip
-    return transformers.Qwen2MoeForCausalLM(config)
-
-
-def switch():
-    """A dictionary of experts, with drops, in an encoder and a decoder."""
-    config = transformers.SwitchTransformersConfig(
-        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_decoder_layers=2,
-        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_heads=2, num_experts=4,
-        expert_capacity=3, dropout_rate=0.0, router_jitter_noise=0.0, decoder_start_token_id=0,
-    )  # fmt: skip
-    return transformers.SwitchTransformersForConditionalGeneration(config)
-
-
-def bert(kind, **options):
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=16, **SIZES, **DROPOUT, **options
-    )
-    return kind(config)
-
-
-def vit():
-    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SIZES, **DROPOUT)
-    return transformers.ViTForImageClassification(config)
-
-
 def without_dropout(make):
     model = make()
     for part in model.modules():
@@ -190,21 +135,40 @@ def without_dropout(make):
 MODELS = {
     "gpt2": (gpt2, Texts, "transformer.h"),
     "llama": (llama, Texts, "model.layers"),
-    "bert mlm": (lambda: bert(transformers.BertForMaskedLM), Texts, "bert.encoder.layer"),
+    "bert mlm": (of("bert", "MaskedLM", **BERT), Texts, "bert.encoder.layer"),
     "bert class": (
-        lambda: bert(transformers.BertForSequenceClassification, num_labels=3),
+        of("bert", "SequenceClassification", num_labels=3, **BERT),
         lambda samples, seed: Texts(samples, seed, "class"),
         "bert.encoder.layer",
     ),
-    "vit": (vit, Images, "vit.layers"),
-    "qwen2": (qwen2, Texts, "model.layers"),
-}
+    "vit": (
+        of("vit", "ImageClassification", image_size=8, patch_size=4, num_labels=3, **SIZES,
+           **DROPOUT), Images, "vit.layers",
+    ),
+    # With biases of queries, keys and values, and a window of attention in the last layers.
+    "qwen2": (
+        of("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1,
+           attention_dropout=0.1, **GROUPED), Texts, "model.layers",
+    ),
+}  # fmt: skip
 MIXTURES = {
-    "mixtral": (mixtral, Texts, "model.layers"),
-    "qwen2 moe": (qwen2_moe, Texts, "model.layers"),
-    "switch": (switch, Texts, ()),
+    "mixtral": (of("mixtral", num_local_experts=5, **EXPERTS), Texts, "model.layers"),
+    # With a shared expert beside the stacks.
+    "qwen2 moe": (
+        of("qwen2_moe", num_experts=5, moe_intermediate_size=8, shared_expert_intermediate_size=8,
+           **EXPERTS), Texts, "model.layers",
+    ),
+    # A dictionary of experts, with drops, in an encoder and a decoder.
+    "switch": (
+        of("switch_transformers", "Seq2SeqLM", num_sparse_encoder_layers=1, num_experts=4,
+           num_sparse_decoder_layers=1, expert_capacity=3, dropout_rate=0.0,
+           router_jitter_noise=0.0, **T5), Texts, (),
+    ),
+}  # fmt: skip
+OTHERS = {
+    "t5": (of("t5", "Seq2SeqLM", **T5), Texts, ()),  # its two halves share an embedding
+    "adapted llama": (adapted_llama, Texts, "model.layers"),
 }
-OTHERS = {"t5": (t5, Texts, ()), "adapted llama": (adapted_llama, Texts, "model.layers")}
 ALL = MODELS | MIXTURES | OTHERS
 LAYOUTS = {
     "data": {},
@@ -234,15 +198,14 @@ def alone(trainer, make):
 def made(folder, make, data, **given):
     given = {"dir": str(folder / "run"), "shadow": 0, **given}
     return mpitrain.Trainer(
-        model=lambda: make().double(),
-        train_data=data(24, 1),
-        loss="model",
-        optimizer=momentum,
-        batch_size=8,
-        epochs=2,
-        seed=7,
-        **given,
-    )
+        model=lambda: make().double(), train_data=data(24, 1), loss="model", optimizer=momentum,
+        batch_size=8, epochs=2, seed=7, **given,
+    )  # fmt: skip
+
+
+def every_loss(trainer):
+    """Of two epochs."""
+    return [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
 
 
 def losses(folder, name, layout, **given):
@@ -255,19 +218,16 @@ def losses(folder, name, layout, **given):
     if data is not Images:
         given["collate_fn"] = padded
     with Wide(), made(folder, make, data, **given) as trainer:
-        return [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        return every_loss(trainer)
 
 
 @cache
 def in_one_process(name):
     """Losses of a model with the batches in one piece."""
     make, data, _ = ALL[name]
-    with (
-        TemporaryDirectory() as own,
-        Wide(),
-        made(Path(own), make, data, comm=MPI.COMM_SELF) as trainer,
-    ):
-        return [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+    own = TemporaryDirectory()
+    with own, Wide(), made(Path(own.name), make, data, comm=MPI.COMM_SELF) as trainer:
+        return every_loss(trainer)
 
 
 #: Each model in each layout, and others in some.
@@ -293,26 +253,23 @@ def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout
 def test_a_model_trains_as_torch_alone(folder, name):
     make, data, _ = MODELS[name]
     with Wide(), made(folder, lambda: without_dropout(make), data, micro_batches=2) as trainer:
-        found = [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        found = every_loss(trainer)
         wanted = alone(trainer, lambda: without_dropout(make))
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "then"),
-    [
-        ("gpt2", "tensor 2", "zero 3"),
-        slow_case("gpt2", "pipe 2", "pipe 2"),
-        slow_case("llama", "data", "tensor 2"),
-        slow_case("bert mlm", "zero 3", "data"),
-    ],
-)
+MOVES = [
+    ("gpt2", "tensor 2", "zero 3"), ("gpt2", "pipe 2", "pipe 2"), ("llama", "data", "tensor 2"),
+    ("bert mlm", "zero 3", "data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "first", "then"), mostly_slow(MOVES, MOVES[:1]))
 def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
     comm, folder, name, first, then
 ):
     """Also with a head that is tied to an embedding on another stage; in one layout, bit by bit."""
     make, data, blocks = MODELS[name]
-
     given = {"checkpoint": {"every": 3}, "cuts": blocks if "pipe" in first else ()}
     before, after = LAYOUTS.get(first, {}), LAYOUTS.get(then, {})
     with Wide(), made(folder, make, data, **given, parallel=before) as trainer:
@@ -325,8 +282,7 @@ def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
         trainer.fit(resume=True)
         whole = trainer.module
     rounding = {"rtol": 0, "atol": 0} if before == after else {"rtol": 1e-9, "atol": 1e-12}
-    for key, values in whole.state_dict().items():
-        torch.testing.assert_close(values, wanted[key], **rounding)
+    torch.testing.assert_close(dict(whole.state_dict()), dict(wanted), **rounding)
     if comm.rank == 0:
         whole.config.save_pretrained(folder / "model")
         export(folder / "again", folder / "model" / "model.safetensors", torch=True)
@@ -342,15 +298,15 @@ def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
 def test_lora_trains_as_in_one_process(folder, layout):
     """A few tensors are trained, the rest is frozen; peft wraps the matrices that ranks share."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    options = {"r": 2, "target_modules": ["c_attn", "c_proj"], "lora_dropout": 0.1}
 
     def make():
+        options = {"r": 2, "target_modules": ["c_attn", "c_proj"], "lora_dropout": 0.1}
         config = peft.LoraConfig(**options, fan_in_fan_out=True, init_lora_weights=False)
         return peft.get_peft_model(gpt2(), config)
 
     def run(own, **given):
         with Wide(), made(folder, make, Texts, dir=str(folder / own), **given) as trainer:
-            return [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
+            return every_loss(trainer)
 
     wanted = run(f"alone{MPI.COMM_WORLD.rank}", comm=MPI.COMM_SELF)
     parallel = LAYOUTS[layout]

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 
-from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.reader import read_records
@@ -40,10 +39,9 @@ def test_it_trains_as_with_a_test(comm, folder, capfd):
         return
     assert f"no test, {RANKS} rank" in told and "test loss" not in told.rpartition("resumed")[2]
     log = read_records(folder / "run" / "metrics.jsonl")
-    assert log.of(Epoch) == [] and not log.summary().tested
+    assert log.of(Epoch) == [] and isinstance(log.records[-1], Summary)
     last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["test_loss"] is None and not last["tested"] and last["metrics"] == {}
-    assert isinstance(log.records[-1], Summary)
     assert "without a test, after" in write_report(folder / "run").read_text()
 
 
@@ -54,7 +52,8 @@ def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, fold
     given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
     own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01), records=["csv"])
     with without(folder, **given, **own, epochs=1) as trainer:
-        trainer.fit()
+        assert trainer.parts.data.classes == 4  # of the model
+        assert trainer.fit() == []
     if comm.rank:
         return
     told = read_records(folder / "run" / "metrics.jsonl").start().config
@@ -67,13 +66,6 @@ def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, fold
     assert [seen[f"own.{part}"] for part in ("data", "model", "optimizer")] == [
         "Quadrants", "Sequential", "Adam",
     ]  # fmt: skip
-
-
-def test_classes_are_those_of_the_model(comm, folder):
-    given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
-    with without(folder, **given, epochs=1) as trainer:
-        assert trainer.parts.data.classes == 4
-        assert trainer.fit() == []
 
 
 @pytest.mark.parametrize(
@@ -90,36 +82,3 @@ def test_classes_are_those_of_the_model(comm, folder):
 def test_what_goes_by_tests_is_refused_on_all_ranks(comm, folder, changed, named):
     with pytest.raises(ConfigError, match=f"^{named}: this goes by tests, and the job has nothing"):
         without(folder, **changed)
-
-
-JOB = """
-[own]
-model = "alone.py:model"
-data = "alone.py:data"
-loss = "alone.py:loss"
-[run]
-dir = "{folder}/run"
-[train]
-batch_size = 8
-epochs = 1
-"""
-PROGRAM = """
-import torch
-loss = torch.nn.functional.mse_loss
-
-def model():
-    return torch.nn.Sequential(torch.nn.Linear(2, 1))
-
-def data():
-    return torch.utils.data.TensorDataset(torch.ones(16, 2), torch.ones(16, 1)), None
-"""
-
-
-def test_a_job_file_has_none_either(comm, folder, capfd):
-    if comm.rank == 0:
-        (folder / "alone.py").write_text(PROGRAM)
-        (folder / "job.toml").write_text(JOB.format(folder=folder))
-    comm.Barrier()
-    assert run(["train", str(folder / "job.toml")]) == 0
-    assert run(["eval", str(folder / "job.toml")]) == 2
-    assert comm.rank or "there is nothing to test on" in capfd.readouterr().err

@@ -1,14 +1,17 @@
 """Parameters that the loss does not follow from stay as torch leaves them."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from tests.cases import slow_case
+from tests.cases import mostly_slow
 from tests.mpi.mpitrain.fits import PARALLEL, RANKS, Waves, assert_interrupted_alike, made, torch
+from tests.zoo.parts import Of
 
-nn = torch.nn
+nn, mse = torch.nn, torch.nn.functional.mse_loss
 pytestmark = pytest.mark.at_most(5)
 
 
@@ -30,7 +33,7 @@ class Turns(torch.utils.data.IterableDataset):
 
 
 def of_one(outputs, labels):
-    return nn.functional.mse_loss(outputs["y"], labels)
+    return mse(outputs["y"], labels)
 
 
 class Enter(nn.Module):
@@ -63,13 +66,8 @@ class Branch(nn.Module):
         return x + (special * y if self.use == "special" else y), aside, special
 
 
-class Leave(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 1)
-
-    def forward(self, given):
-        return {"y": self.linear(given[0]), "aside": given[1]}
+def leave():
+    return Of(lambda m, x: {"y": m.linear(x[0]), "aside": x[1]}, linear=nn.Linear(6, 1))
 
 
 class Whole(nn.Module):
@@ -85,11 +83,11 @@ class Whole(nn.Module):
 
 def in_turn():
     uses = ("always", "aside", "never", "special")
-    return nn.Sequential(Enter(), *map(Branch, uses), Leave()).double()
+    return nn.Sequential(Enter(), *map(Branch, uses), leave()).double()
 
 
 def whole():
-    parts = nn.Sequential(Enter(), *map(Branch, ("always", "aside", "never")), Leave())
+    parts = nn.Sequential(Enter(), *map(Branch, ("always", "aside", "never")), leave())
     return Whole(parts).double()
 
 
@@ -109,16 +107,13 @@ def given(**changed):
 
 def twin(model, data, size):
     """The module that torch has trained, and in how many steps it had no use for a parameter."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        module, left_out = model(), {}
+    torch.manual_seed(7)
+    module, left_out = model(), Counter()
     optimizer = adamw(module.parameters())
     for (x, special), y in torch.utils.data.DataLoader(data, size):
         optimizer.zero_grad()
         of_one(module(x, special) if model is whole else module((x, special)), y).backward()
-        for name, parameter in module.named_parameters():
-            if parameter.grad is None:
-                left_out[name] = left_out.get(name, 0) + 1
+        left_out.update(name for name, one in module.named_parameters() if one.grad is None)
         optimizer.step()
     return module, left_out
 
@@ -148,19 +143,18 @@ def test_what_crosses_a_cut_and_is_not_used(comm, folder):
     check(comm, folder, **CUT, parallel=PARALLEL | {"checksums": RANKS == 3})
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        slow_case({"parallel": {"zero": 2}}),
-        slow_case({"sync": {"kind": "local", "period": 2, "agree": 3}}),
-    ],
-    ids=["data", "zero 2", "workers"],
-)
+HOW = {
+    "data": {},
+    "zero 2": {"parallel": {"zero": 2}},
+    "workers": {"sync": {"kind": "local", "period": 2, "agree": 3}},
+}
+
+
+@pytest.mark.parametrize("how", mostly_slow(HOW, ["data"]))
 def test_an_interrupted_run_counts_on(folder, how):
     """Each worker by itself, if they are told late."""
     test = {"test_data": Turns(30, 2), "epochs": 2, "checkpoint": {"every": 3}}
-    assert_interrupted_alike(folder, given(**test, **how), {})
+    assert_interrupted_alike(folder, given(**test, **HOW[how]), {})
 
 
 def test_batches_of_fewer_samples_than_ranks(comm, folder):
@@ -175,17 +169,6 @@ def test_asynchronous_pipelines_refuse_it(folder):
         made(folder, **given(**CUT, **OWN, parallel=parallel)).fit()
 
 
-class Pair(nn.Module):
-    """The first of two."""
-
-    def forward(self, pair):
-        return pair[0]
-
-
-def of_all(outputs, labels):
-    return (outputs.mean(1, keepdim=True) - labels).square().mean()
-
-
 @pytest.mark.skipif(RANKS < 3, reason="two workers and a server")
 def test_servers_take_a_last_batch_of_fewer_samples_than_workers(folder):
     with made(folder, train_data=Waves(25, 1), server={"ranks": 1, "bound": 0}) as trainer:
@@ -198,8 +181,9 @@ def test_servers_refuse_it(folder):
     own = given(**OWN, server={"ranks": 1})
     with pytest.raises(ConfigError, match=r"part\d.* has no part in the loss"):
         made(folder, **own).fit()
-    own |= {"model": lambda: nn.Sequential(Pair(), nn.Linear(6, 8)), "loss": of_all}
-    with made(folder, **own | {"test_data": Turns(30, 2), "dir": str(folder / "other")}) as trainer:
+    own |= {"loss": mse, "test_data": Turns(30, 2), "dir": str(folder / "other")}
+    own["model"] = lambda: nn.Sequential(Of(lambda m, x: x[0]), nn.Linear(6, 1)).double()
+    with made(folder, **own) as trainer:
         assert len(trainer.fit()) == 1
 
 

@@ -13,22 +13,20 @@ RECORD = {
 }  # fmt: skip
 
 
-def written(folder, name, rows, mpi="A", stores=None):
-    """A benchmark's file of these rows on top of ``RECORD``."""
+def written(folder, name, rows, mpi="A", **same):
+    """A benchmark's file: rows of algorithm, what ran, microseconds and bytes."""
+    fields = "algorithm", "ran", "p50_us", "bytes"
+    results = [RECORD | same | dict(zip(fields, row)) for row in rows]
+    about = {"mpi": mpi, "threads": "single", "store_ns": None}
     path = folder / f"{name}.json"
-    about = {"mpi": mpi, "threads": "single", "store_ns": stores}
-    content = {"environment": about, "results": [RECORD | row for row in rows]}
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({"environment": about, "results": results}))
     return str(path)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compare(capsys, tmp_path, in_place):
-    rows = [
-        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us, "in_place": in_place}
-        for name, us in (("ring", 2.0), ("native", 3.0))
-    ]
-    assert main([written(tmp_path, "a", rows, "Some MPI 1.0")]) == 0
+    rows = [(name, name, us, 1024) for name, us in (("ring", 2.0), ("native", 3.0))]
+    assert main([written(tmp_path, "a", rows, "Some MPI 1.0", in_place=in_place)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| bytes | Some MPI 1.0, single: native (us) | ring |",
         "| ---: | ---: | ---: |",
@@ -37,38 +35,22 @@ def test_compare(capsys, tmp_path, in_place):
 
 
 def test_auto_over_several_runs(capsys, tmp_path):
-    def run(number, **times):
-        rows = [
-            {"algorithm": row, "ran": ran, "bytes": nbytes, "p50_us": times[name]}
-            for name, row, ran, nbytes in (
-                ("ours", "auto", "ring", 1 << 20),
-                ("large", "native", "native", 1 << 20),
-                ("left", "auto", "native", 8),
-                ("small", "native", "native", 8),
-            )
-        ]
+    def run(number, large, small):
+        rows = [("auto", "ring", 1, 1 << 20), ("native", "native", large, 1 << 20)]
+        rows += [("auto", "native", 1, 8), ("native", "native", small, 8)]
         return written(tmp_path, number, rows)
 
-    files = [
-        run(1, ours=1, large=2, left=1, small=1),
-        run(2, ours=1, large=1.5, left=1, small=0.9),
-        run(3, ours=1, large=4, left=1, small=0.5),
-    ]
-    assert main(["--auto", *files]) == 0
+    assert main(["--auto", run(1, 2, 1), run(2, 1.5, 0.9), run(3, 4, 0.5)]) == 0
     _, _, row, _, count, slow = capsys.readouterr().out.splitlines()
     assert row == "| allreduce | 3 | 1 | 1.50 | 2.00 | 2.00 | 1 | 0.50 | 0.90 |"
     assert count == "below 0.97 in the median of the runs: 1 of 2 cases"
     assert slow == "- allreduce of 8 B, numpy, A, single: 1.00 0.90 0.50; auto took native"
 
 
-def run_of(folder, mpi, native, ours, memory="numpy", in_place=False):
+def run_of(folder, mpi, native, ours, memory="numpy"):
     """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
-    same = {"memory": memory, "in_place": in_place, "bytes": 1 << 20}
-    rows = [
-        {"algorithm": name, "ran": ran, "p50_us": us, **same}
-        for name, ran, us in [("native", "native", native), *ours]
-    ]
-    return written(folder, mpi, rows, mpi)
+    rows = [("native", "native", native), *ours]
+    return written(folder, mpi, rows, mpi, memory=memory, bytes=1 << 20)
 
 
 def test_peers_tell_what_auto_does_for_ordinary_arrays_and_for_those_of_empty(capsys, tmp_path):

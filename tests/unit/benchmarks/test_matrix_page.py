@@ -48,9 +48,8 @@ def test_when_a_loss_is_reached():
 
 def test_the_target_is_of_the_longest_dense_run():
     short, long = result([9.0], [1.0]), result([4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0])
-    found = matrix(
-        {cell(link="100 Mb/s"): short, cell(): long, cell("int8"): result([0.0] * 9, [1.0] * 9)}
-    )
+    coded = result([0.0] * 9, [1.0] * 9)
+    found = matrix({cell(link="100 Mb/s"): short, cell(): long, cell("int8"): coded})
     assert found.target("digits") == 3.0  # the mean of 4, 3 and 2
     assert math.isnan(found.target("gpt"))
 
@@ -80,12 +79,11 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
     found = matrix({cell(): result([1.0], [2.0]), cell("x"): Result("refused", "no <b>")})
     write_matrix(path, found)
     assert read_matrix(path) == found
-    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
-    with pytest.raises(ValueError, match="is of version 7"):
-        read_matrix(path)
-    path.write_text("{")
-    with pytest.raises(ValueError, match="cannot read"):
-        read_matrix(path)
+    other = path.read_text().replace('"version": 1', '"version": 7')
+    for text, told in ((other, "is of version 7"), ("{", "cannot read")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=told):
+            read_matrix(path)
 
 
 def test_the_page(tmp_path):

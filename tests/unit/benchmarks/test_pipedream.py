@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pipedream import PUBLISHED, inception_v3, of_row, s2vt, vgg16
-from mpitrain.pipeline.partition import Costs, partition
+from benchmarks.pipedream import inception_v3, s2vt, vgg16
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,15 +31,3 @@ def test_the_guide_has_the_table_of_the_command():
     command = [sys.executable, "-m", "benchmarks.pipedream"]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert printed.strip() in guide
-
-
-def test_bytes_of_two_replicas_and_one():
-    """A sum of two over the first 13 layers' weights a pair of minibatches, and one message."""
-    row = PUBLISHED[0]
-    layers, profile = vgg16(), of_row(row)
-    costs = Costs(profile, 1e9)
-    found = partition(costs, [2, 1])
-    cut = found.stages[0].stop
-    weights = 4 * sum(layer.parameters for layer in layers[:cut])
-    message = 4 * 32 * layers[cut - 1].outputs
-    assert costs.sent(found.stages) == 2 * weights / 2 + 2 * message

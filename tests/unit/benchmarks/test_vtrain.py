@@ -21,14 +21,8 @@ def test_layouts_that_the_model_made_are_predicted(tmp_path):
     truth = np.array([2e14, 1e12, 5e-4, 1e11, 1e10])
     lines = [HEAD]
     for width in (1024, 2048, 4096):
-        for pipe, data, tensor in [
-            (1, 8, 1),
-            (2, 2, 2),
-            (1, 2, 4),
-            (4, 4, 1),
-            (2, 8, 1),
-            (1, 1, 8),
-        ]:
+        layouts = (1, 8, 1), (2, 2, 2), (1, 2, 4), (4, 4, 1), (2, 8, 1), (1, 1, 8)
+        for pipe, data, tensor in layouts:
             row = Row(pipe * data * tensor, 64, 2, width, 16, 24, 1024, (pipe, data, tensor), 0.0)
             seconds = predicted(row, truth)
             numbers = [*row[:7], tensor, data, pipe, 1e3 * seconds]
