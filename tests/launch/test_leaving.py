@@ -37,11 +37,13 @@ def fails(here):
         print("begun", time.time(), flush=True)
         raise ERRORS[kind]
 
-def failing(here, usual):
-    def act(*given):
-        fails(here)
-        return usual(*given)
-    return act
+def loss(outputs, labels):
+    fails("loss")
+    return torch.nn.functional.mse_loss(outputs, labels)
+
+def metric(outputs, labels):
+    fails("metric")
+    return (outputs - labels).abs().mean()
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -60,14 +62,22 @@ class Data(torch.utils.data.Dataset):
         fails("sample")
         return torch.ones(3) * i, torch.ones(1)
 
+def optimizer(parameters):
+    fails("optimizer")
+    return torch.optim.Adam(parameters)
+
+def schedule(step):
+    fails("schedule")
+    return 1.0
+
+def before(parts):
+    fails("callback")
+
 def train():
     trainer = mpitrain.Trainer(
-        model=Net, train_data=Data(), test_data=Data(), batch_size=8, epochs=3, dir="run",
-        loss=failing("loss", torch.nn.functional.mse_loss), log_every=1000,
-        metrics={"m": failing("metric", lambda outputs, labels: (outputs - labels).abs().mean())},
-        optimizer=failing("optimizer", torch.optim.Adam),
-        schedule=failing("schedule", lambda step: 1.0),
-        before_step=failing("callback", lambda parts: None),
+        model=Net, train_data=Data(), test_data=Data(), loss=loss, metrics={"m": metric},
+        optimizer=optimizer, schedule=schedule, before_step=before,
+        batch_size=8, epochs=3, dir="run", log_every=1000,
     )
     made.append(True)
     trainer.fit()
