@@ -5,8 +5,16 @@ import json
 import pytest
 
 from benchmarks.compare import table
+from tests.launch import programs
 from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
+
+
+def alone(folder, *words):
+    """Output of ``python words`` without a launcher."""
+    done = programs.run(folder, *words, seconds=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -33,7 +41,7 @@ def test_steps_are_prefetched_beside_fsdp(tmp_path):
 @pytest.mark.slow
 @needs_torch
 def test_the_shadow_calls_the_module_more_often(tmp_path):
-    told = run(tmp_path, None, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k")
+    told = alone(tmp_path, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k")
     _, _, without, beside = [line.split("|") for line in told.splitlines() if line[0] == "|"]
     assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
 
@@ -41,7 +49,7 @@ def test_the_shadow_calls_the_module_more_often(tmp_path):
 @pytest.mark.slow
 def test_importing_collectives_loads_three_modules(tmp_path):
     words = ["-m", "benchmarks.start_up", "--repeats=1", "--only=import collectives"]
-    *_, modules, lines = run(tmp_path, None, *words).splitlines()[-2].replace("│", "").split()
+    *_, modules, lines = alone(tmp_path, *words).splitlines()[-2].replace("│", "").split()
     assert int(modules) == 3 and int(lines) < 400
 
 
@@ -55,7 +63,7 @@ def test_schedules_are_rehearsed(tmp_path):
 @pytest.mark.slow
 def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
     words = ["digits_mlp", "-n2", "--flops=1e9", "--top=2", "--steps=4"]
-    told = run(tmp_path, None, "-m", "benchmarks.layouts", *words)
+    told = alone(tmp_path, "-m", "benchmarks.layouts", *words)
     assert "Kendall's tau" in told and "times the fastest" in told
 
 
@@ -94,7 +102,7 @@ def test_torch_is_beside_gloo(tmp_path):
 @pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
 def test_gloo_is_a_column_of_the_table(collective, tmp_path):
     how = [collective, "--ranks=2", "-b8", "-e64", "--repeats=1", f"-J{tmp_path}/gloo.json"]
-    run(tmp_path, None, "-m", "benchmarks.gloo", *how)
+    alone(tmp_path, "-m", "benchmarks.gloo", *how)
     heads, _, *rows = table([tmp_path / "gloo.json"]).splitlines()
     assert "Gloo (PyTorch" in heads and heads.count("|") == 3
     assert [row.split("|")[1].strip() for row in rows] == ["8 B", "64 B"]
@@ -130,7 +138,7 @@ def test_tables_are_made_without_ranks(tmp_path):
 
 def seeds(folder, table):
     """The cells of a table of ``benchmarks.seeds``."""
-    told = run(folder, None, "-m", "benchmarks.seeds", table)
+    told = alone(folder, "-m", "benchmarks.seeds", table)
     return [line.strip("| ").split(" | ") for line in told.splitlines() if line[:1] == "|"]
 
 
