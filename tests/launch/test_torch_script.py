@@ -211,13 +211,6 @@ for g in groups:
     else:
         dist.barrier(g)
 """, 0, ""),
-    "no new group on one rank": ("""
-import datetime, time
-dist.destroy_process_group()
-dist.init_process_group(timeout=datetime.timedelta(seconds=2))
-if rank: time.sleep(60)
-dist.new_group()
-""", None, "missing: rank 1"),
     "a message that never comes, on one rank": (
         "dist.irecv(torch.ones(1), 0)\nsys.exit(3)", 3, "", 1,
     ),
@@ -232,6 +225,13 @@ def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, what):
     done = started(tmp_path, "", then, *ranks)
     assert done.returncode != 0 if status is None else done.returncode == status, done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_makes_no_group_is_missed(tmp_path):
+    late = "import time\nif rank: time.sleep(60)\ndist.new_group()"
+    done = started(tmp_path, "timeout=__import__('datetime').timedelta(seconds=2)", late)
+    assert done.returncode != 0 and "missing: rank 1" in done.stderr, done.stderr
 
 
 def test_a_missing_script_is_one_sentence(tmp_path):
