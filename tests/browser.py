@@ -4,7 +4,6 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,17 +13,15 @@ from typing import Any
 
 import pytest
 
+from tests.processes import until
+
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars"]
 #: Keys by the names that pages know them by, as WebDriver spells them.
-KEYS = {"ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "ArrowDown": "\ue015"}
-KEYS |= {
-    "Home": "\ue011",
-    "End": "\ue010",
-    "Escape": "\ue00c",
-    "Shift": "\ue008",
-    "PageUp": "\ue00e",
-}
+KEYS = {
+    "Shift": "\ue008", "PageUp": "\ue00e", "End": "\ue010", "Home": "\ue011", "ArrowLeft": "\ue012",
+    "ArrowRight": "\ue014", "ArrowDown": "\ue015",
+}  # fmt: skip
 _SECONDS = 60.0
 
 
@@ -78,11 +75,8 @@ class Browser:
     def resize(self, width: int, height: int, mobile: bool = False) -> None:
         """A window of ``width`` CSS pixels, narrower than a desktop's if ``mobile``."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-        self.devtools("Emulation.setDeviceMetricsOverride", metrics)
-
-    def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
-        """One command of Chromium's own protocol."""
-        return self.ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self.ask("POST", "/goog/cdp/execute", command)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         """What was logged since the last call: ``"browser"`` or ``"performance"``."""
@@ -104,18 +98,14 @@ def browser(folder: Path) -> Iterator[Browser]:
         pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([driver, f"--port={port}"], **quiet)
     try:
         root = Browser(f"http://127.0.0.1:{port}")
-        _wait_until_ready(root)
+        assert until(lambda: _is_ready(root), _SECONDS), "chromedriver does not answer"
         options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={folder}"]}
-        wanted = {
-            "browserName": "chrome",
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-        }
+        logs = {"browser": "ALL", "performance": "ALL"}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": logs}
         session = root.ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         found = Browser(f"http://127.0.0.1:{port}/session/{session['sessionId']}")
         try:
@@ -127,13 +117,8 @@ def browser(folder: Path) -> Iterator[Browser]:
         process.wait()
 
 
-def _wait_until_ready(root: Browser) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        try:
-            if root.ask("GET", "/status")["ready"]:
-                return
-        except (urllib.error.URLError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
+def _is_ready(root: Browser) -> bool:
+    try:
+        return root.ask("GET", "/status")["ready"]
+    except (urllib.error.URLError, ConnectionError):
+        return False

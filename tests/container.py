@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,12 +76,9 @@ def inside(image: Path, script: str) -> str:
     environment |= {name: text for name, text in os.environ.items() if HANDED_ON.fullmatch(name)}
     environment.pop("PIP_FIND_LINKS", None)  # folders of this machine
     done = subprocess.run(
-        ["chroot", image, "/bin/sh", "-c", script],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+        ["chroot", image, "/bin/sh", "-c", script], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{script.strip()}\n{done.stdout[-3000:]}\nexit code {done.returncode}")
     return done.stdout
@@ -92,22 +89,14 @@ def run(*command: object) -> None:
     subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
 
 
-def main(arguments: Sequence[str]) -> int:
-    if arguments:
-        print(__doc__)
-        return 2
+def main() -> None:
     parts = sections(DEFINITION.read_text())
     if os.geteuid() or not shutil.which("debootstrap"):
         raise SystemExit("tests.container needs root and debootstrap: apt-get install debootstrap")
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image"
-        run(
-            "debootstrap",
-            "--variant=minbase",
-            "--include=ca-certificates",
-            release(parts[""]),
-            image,
-        )
+        small = ("--variant=minbase", "--include=ca-certificates")
+        run("debootstrap", *small, release(parts[""]), image)
         wheels = Path(folder) / "dist"
         run(sys.executable, "-m", "pip", "wheel", "-q", ROOT, "--no-deps", "-w", wheels)
         for line in filter(None, map(str.strip, parts["files"].splitlines())):
@@ -125,8 +114,7 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"$ {command}\n{said.strip().splitlines()[-1]}", flush=True)
                 if not re.search(expected, said):
                     raise SystemExit(f"{command} does not say {expected!r}:\n{said}")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

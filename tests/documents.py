@@ -9,18 +9,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+from collectives.__main__ import main
+from mpitrain.commands import arguments
+
 ROOT = Path(__file__).parents[1]
+_NAMES = "README.md CONTRIBUTING.md CHANGELOG.md jobs/README.md benchmarks/README.md"
 DOCUMENTS = [
-    *(
-        ROOT / name
-        for name in (
-            "README.md",
-            "CONTRIBUTING.md",
-            "CHANGELOG.md",
-            "jobs/README.md",
-            "benchmarks/README.md",
-        )
-    ),
+    *(ROOT / name for name in _NAMES.split()),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "mpitrain/commands/pages").glob("*.md")),
 ]
@@ -115,17 +110,9 @@ def parse(program: str, words: list[str]) -> argparse.Namespace:
     try:
         with (
             patch.object(argparse.ArgumentParser, "parse_args", stop),
-            redirect_stderr(told),
-            redirect_stdout(told),
-        ):
-            if program == "collectives":
-                from collectives.__main__ import main
-
-                main(words)
-            else:
-                from mpitrain.commands import arguments
-
-                arguments.parse(words)
+            redirect_stderr(told), redirect_stdout(told),
+        ):  # fmt: skip
+            (main if program == "collectives" else arguments.parse)(words)
     except _Parsed as parsed:
         options: argparse.Namespace = parsed.args[0]
         return options

@@ -75,14 +75,7 @@ class Emulated:
                 f'extern "C" void run_{name}(long long grid, int backwards, {text}) '
                 f"{{ launch(grid, backwards, [=] {{ {name}({names}); }}); }}"
             )
-            self._kinds[name] = [
-                ctypes.c_void_p
-                if "*" in part
-                else ctypes.c_double
-                if part.startswith("double")
-                else ctypes.c_longlong
-                for part in parameters
-            ]
+            self._kinds[name] = [_type(part) for part in parameters]
         path, library = folder / f"kernels{kind}.cpp", folder / f"kernels{kind}.so"
         if not library.exists():
             path.write_text("\n".join([_BEFORE, source, _AFTER, *stubs]))
@@ -103,3 +96,9 @@ class Emulated:
                 one = one.ctypes.data
             given.append(one)
         function(blocks, self._backwards, *given)
+
+
+def _type(parameter):
+    if "*" in parameter:
+        return ctypes.c_void_p
+    return ctypes.c_double if parameter.startswith("double") else ctypes.c_longlong

@@ -69,10 +69,8 @@ class Broken(Exception):
 
 def tracked() -> list[str]:
     """Every file of the working tree that git tracks."""
-    told = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return [name for name in told.stdout.split("\0") if name and (ROOT / name).exists()]
+    told = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    return [name for name in told.split("\0") if name and (ROOT / name).exists()]
 
 
 def build(work: Path, names: list[str]) -> tuple[Path, Path]:

@@ -8,7 +8,6 @@ Two hosts in network namespaces, two ranks each, a link of 1 Gb/s; otherwise as 
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from tests.cluster.hosts import Hosts, environment, hosts
 from tests.drills.__main__ import add_options, run
 from tests.drills.drill import Drills
-from tests.drills.outside import Outside
+from tests.drills.outside import Outside, call
 
 KINDS = "kill,daemon,freeze,cut,slow"
 #: The last host's link; mpirun runs on the first.
@@ -39,25 +38,17 @@ class Link:
         yield
 
     def strike(self, run: Path) -> None:
-        if self.cuts:
-            _call("ip", "-n", self.namespace, "link", "set", "eth0", "down")
-        else:
-            self._rate("10mbit")
+        self._set("down", "10mbit")
 
     def mend(self, run: Path) -> None:
+        self._set("up", "1000mbit")
+
+    def _set(self, state: str, rate: str) -> None:
         if self.cuts:
-            _call("ip", "-n", self.namespace, "link", "set", "eth0", "up")
+            call("ip", "-n", self.namespace, "link", "set", "eth0", state)
         else:
-            self._rate("1000mbit")
-
-    def _rate(self, rate: str) -> None:
-        shape = ("rate", rate, "burst", "1mb", "latency", "100ms")
-        device = ("dev", "eth0", "root", "tbf")
-        _call("tc", "-n", self.namespace, "qdisc", "change", *device, *shape)
-
-
-def _call(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+            shape = ("tbf", "rate", rate, "burst", "1mb", "latency", "100ms")
+            call("tc", "-n", self.namespace, "qdisc", "change", "dev", "eth0", "root", *shape)
 
 
 def drills(up: Hosts, job: Path, folder: Path, settings: list[str]) -> Drills:

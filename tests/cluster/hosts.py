@@ -34,17 +34,11 @@ class NoHosts(RuntimeError):
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that are up.
-
-    Attributes:
-        addresses: of each host.
-        agent: what to give mpirun as its launch agent.
-        prefix: of their namespaces' names.
-    """
+    """Hosts that are up."""
 
     addresses: list[str]
-    agent: Path
-    prefix: str
+    agent: Path  # for mpirun, its launch agent
+    prefix: str  # of their namespaces' names
 
     def run(self, host: int, command: list[str], **options: object) -> subprocess.CompletedProcess:
         """Runs a command on one host; options as those of ``subprocess.run``."""

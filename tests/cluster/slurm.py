@@ -59,8 +59,7 @@ PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
 JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
-NodeName={nodes} CPUs={cpus} RealMemory=1000 State=UNKNOWN
-{addresses}
+{nodes}
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
@@ -81,16 +80,10 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """A SLURM that is up.
-
-    Attributes:
-        folder: with all logs.
-        nodes: names.
-    """
+    """A SLURM that is up; ``folder`` has all logs."""
 
     def __init__(self, up: Hosts, folder: Path, cpus: int) -> None:
-        self._up = up
-        self.folder = folder
+        self._up, self.folder = up, folder
         self.nodes = [f"n{i}" for i in range(len(up.addresses))]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._configure(cpus)
@@ -149,16 +142,7 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """The node's daemon and everything that it started die at once."""
         self._daemons.pop(name).kill()
-        for pid in subprocess.run(
-            ["ip", "netns", "pids", f"{self._up.prefix}{name[1:]}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-            if not words.endswith((b"slurmctld", b"munged")):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        _kill_all(f"{self._up.prefix}{name[1:]}", but=(b"slurmctld", b"munged"))
 
     def revive_node(self, name: str) -> None:
         """The daemon starts again, as after a reboot: without what its former steps left."""
@@ -198,14 +182,11 @@ class Cluster:
             self._daemons.pop(name).kill()
 
     def _configure(self, cpus: int) -> None:
-        addresses = "\n".join(
+        nodes = "\n".join(
             f"NodeName={name} NodeHostname={name} NodeAddr={address} CPUs={cpus} RealMemory=1000"
             for name, address in zip(self.nodes, self._up.addresses)
         )
-        text = _CONF.format(
-            folder=self.folder, subnet=SUBNET, nodes="", cpus=cpus, addresses=addresses
-        )
-        text = re.sub(r"(?m)^NodeName= .*\n", "", text)
+        text = _CONF.format(folder=self.folder, subnet=SUBNET, nodes=nodes)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "state").mkdir()
         for name in self.nodes:
@@ -268,11 +249,14 @@ def slurm(nodes: int = 2, cpus: int = 4, rate_mbit: int | None = 1000) -> Iterat
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill_all(namespace: str) -> None:
+def _kill_all(namespace: str, but: tuple[bytes, ...] = ()) -> None:
+    """Kills the processes of a host, but for programs whose paths end so."""
     found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
     for pid in found.stdout.split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+            if not (but and program.endswith(but)):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def main() -> int:

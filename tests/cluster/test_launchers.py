@@ -6,13 +6,9 @@ import pytest
 from mpi4py import MPI
 
 from collectives.launchers import beside
-from tests.cluster.slurm import missing
 from tests.cluster.test_slurm import KINDS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-]
+pytestmark = pytest.mark.slow
 
 #: Leaves a file, named by the ranks that work together.
 PROGRAM = """

@@ -6,17 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint.reader import CheckpointReader
 from tests.cluster.slurm import missing
-from tests.launch.programs import DIGITS, ROOT
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+from tests.launch.programs import DIGITS, ROOT, run
+from tests.processes import running, until
 
 #: SLURM's plugin loads the system's PMIx by this name.
 PMIX = ("pmix",) if glob.glob("/usr/lib*/libpmix.so") + glob.glob("/usr/lib/*/libpmix.so") else ()
@@ -25,13 +22,8 @@ LAUNCHERS = {"Open MPI": (*PMIX, "mpirun"), "MPICH": ("pmi2",)}
 
 
 def vendor():
-    told = subprocess.run(
-        [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return told.stdout.strip()
+    words = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 KINDS = LAUNCHERS.get(vendor(), ()) if missing() is None else ("none",)
@@ -71,9 +63,12 @@ LASTING = paused(200, 6)
 
 @pytest.fixture
 def job(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(DIGITS.format(hidden=256, steps=STEPS))
-    return str(path)
+    return written_job(tmp_path)
+
+
+def written_job(folder):
+    (folder / "job.toml").write_text(DIGITS.format(hidden=256, steps=STEPS))
+    return str(folder / "job.toml")
 
 
 def options(folder, name="run"):
@@ -94,23 +89,29 @@ def steps_done(folder):
 
 
 def reach(folder, steps, seconds=60):
-    deadline = time.monotonic() + seconds
-    while steps_done(folder) < steps:
-        assert time.monotonic() < deadline, "the job does not get anywhere"
-        time.sleep(0.05)
+    assert until(lambda: steps_done(folder) >= steps, seconds), "the job does not get anywhere"
+
+
+def gone(cluster, number, seconds):
+    """Whether an array of jobs leaves the queue in time."""
+    asked = ["squeue", "-h", "-j", number]
+    return until(lambda: not cluster.run(asked, check=False).strip(), seconds, pause=0.3)
+
+
+def ranks(folder):
+    """Numbers of the processes of a job."""
+    return [n for n, words in running(f"run.dir={folder}").items() if "python" in words[0]]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster, tmp_path_factory):
     """The parameters that a job ends with when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    path = folder / "job.toml"
-    path.write_text(DIGITS.format(hidden=256, steps=STEPS))
     number = cluster.sbatch(
-        "--output", str(folder / "job.out"), "jobs/train.sbatch", str(path), *options(folder),
-        env={"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": KINDS[0]},
+        "--output", str(folder / "job.out"), "jobs/train.sbatch", written_job(folder),
+        *options(folder), env={"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": KINDS[0]},
     )  # fmt: skip
-    assert cluster.wait(number, 120) == "COMPLETED", (folder / "job.out").read_text()
+    assert cluster.wait(number, 120) == "COMPLETED", told(folder)
     return parameters(folder / "run")
 
 
@@ -178,10 +179,7 @@ def test_a_program_of_ones_own_comes_back_unless_it_was_cancelled(
     (tmp_path / "mine.py").write_text(STOPS)
     script = written(tmp_path, "--launcher", "srun", "--restarts", "1", "mine.py", "--", "a b")
     number = cluster.sbatch("--chdir", str(tmp_path), script)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("state-*"))) < 4:
-        assert time.monotonic() < deadline, told(tmp_path)
-        time.sleep(0.1)
+    assert until(lambda: len(list(tmp_path.glob("state-*"))) == 4), told(tmp_path)
     cluster.run(["scancel", *how, number])
     assert cluster.wait(number, 60) == state, told(tmp_path)
     text = told(tmp_path)
@@ -237,12 +235,12 @@ def test_a_job_that_reads_ahead_comes_back(cluster, submit, tmp_path):
     assert cluster.wait(alone, 240) == "COMPLETED", told(tmp_path)
     number = submit("train.sbatch", job, *options(tmp_path), **paused(40, 6))
     reach(tmp_path / "run", 12, 120)
-    assert len(list(ranks(tmp_path / "run"))) == 4 * 3  # the ranks and those that read for them
+    assert len(ranks(tmp_path / "run")) == 4 * 3  # the ranks and those that read for them
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
     assert cluster.wait(number, 240) == "COMPLETED", told(tmp_path)
     assert "stopped after step" in told(tmp_path) and "resumed after step" in told(tmp_path)
     same(parameters(tmp_path / "run", 60), parameters(tmp_path / "alone", 60))
-    assert list(ranks(tmp_path / "run")) == []
+    assert ranks(tmp_path / "run") == []
 
 
 @pytest.mark.slow
@@ -257,21 +255,6 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
     assert "told to stop" in text and "stopped after step" in text
     assert "resumed after step" in text
     same(parameters(tmp_path / "run"), undisturbed)
-
-
-def ranks(folder):
-    """Numbers of the processes of a job."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _is_rank(entry, str(folder)):
-            yield int(entry.name)
-
-
-def _is_rank(entry, folder):
-    try:
-        words = (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"mpitrain" in words and b"python" in words[0] and folder.encode() in b" ".join(words)
 
 
 @pytest.mark.slow
@@ -296,10 +279,7 @@ def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
     try:
         reach(runs / "2", 20)
         cluster.run(["scancel", "--batch", "--signal=USR1", f"{number}_2"])
-        deadline = time.monotonic() + 120
-        while cluster.run(["squeue", "-h", "-j", number], check=False).strip():
-            assert time.monotonic() < deadline, told(tmp_path)
-            time.sleep(0.3)
+        assert gone(cluster, number, 120), told(tmp_path)
         assert "resumed after step" in (tmp_path / f"mpitrain-sweep-{number}.out").read_text()
         same(parameters(runs / "2", steps), parameters(runs / "1", steps))
     finally:
@@ -308,21 +288,15 @@ def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
 
 def test_a_sweep_leaves_a_run_for_each_line(cluster, submit, tmp_path, job):
     settings = tmp_path / "settings.txt"
-    settings.write_text(
-        "".join(f"optim.lr={rate} train.steps=30\n" for rate in (0.3, 0.1, 0.03, 0.01))
-    )
+    rates = (0.3, 0.1, 0.03, 0.01)
+    settings.write_text("".join(f"optim.lr={rate} train.steps=30\n" for rate in rates))
     number = submit("sweep.sbatch", str(settings), job, options=["--array=1-4"])
     runs = ROOT / "runs" / f"sweep-{number}"
     try:
-        deadline = time.monotonic() + 90
-        while cluster.run(["squeue", "-h", "-j", number], check=False).strip():
-            assert time.monotonic() < deadline, told(tmp_path)
-            time.sleep(0.3)
+        assert gone(cluster, number, 90), told(tmp_path)
         assert [steps_done(runs / str(task)) for task in (1, 2, 3, 4)] == [30] * 4
-        table = subprocess.run(
-            [sys.executable, "-m", "mpitrain", "compare", str(runs)],
-            capture_output=True, text=True, cwd=ROOT, check=True,
-        ).stdout  # fmt: skip
-        assert table.count("\n") >= 5 and "optim.lr" in table
+        compared = run(ROOT, "-m", "mpitrain", "compare", runs)
+        assert compared.returncode == 0, compared.stderr
+        assert compared.stdout.count("\n") >= 5 and "optim.lr" in compared.stdout
     finally:
         shutil.rmtree(runs, ignore_errors=True)

@@ -2,21 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.cluster.slurm import missing
 from tests.cluster.test_slurm import KINDS
 from tests.launch.programs import needs_torch
+from tests.processes import until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    needs_torch,
-]
+pytestmark = [pytest.mark.slow, needs_torch]
 PLUGINS = [kind for kind in KINDS if kind.startswith("pm")]
 SCRIPT = """
 import os, pathlib, socket, sys, time
@@ -79,18 +73,13 @@ def test_the_exit_status_is_that_of_the_rank(cluster, tmp_path, plugin, then, st
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_rank_that_is_killed_ends_the_job(cluster, tmp_path, plugin):
     then = "pathlib.Path(sys.argv[0] + f'.{rank}').write_text(str(os.getpid()))\n"
-    process = srun(
-        cluster, tmp_path, plugin, then + "time.sleep(rank == 3 and 200)\ndist.barrier()"
-    )
+    then += "time.sleep(rank == 3 and 200)\ndist.barrier()"
+    process, numbers = srun(cluster, tmp_path, plugin, then), tmp_path / "script.py.3"
     try:
-        numbers = tmp_path / "script.py.3"
-        while not (numbers.exists() and numbers.read_text()):
-            assert process.poll() is None, "\n".join(process.communicate())
-            time.sleep(0.1)
+        assert until(lambda: numbers.exists() and numbers.read_text(), 200)
         os.kill(int(numbers.read_text()), signal.SIGKILL)
         status, out, error = ended(process)
-    except subprocess.TimeoutExpired:
+    finally:
         process.kill()
-        raise
     assert status not in (0, None) and out == ""
     assert "rank 3" in error

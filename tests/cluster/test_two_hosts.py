@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.cluster.hosts import NoHosts, environment, hosts
+from tests.cluster.hosts import environment
 
 PROGRAM = """
 import numpy as np
@@ -38,34 +38,25 @@ if comm.rank == 0:
 """
 
 
-def test_every_all_reduce_on_two_hosts(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    try:
-        with hosts(2) as up:
-            command = up.mpirun(2, [sys.executable, str(program)])
-            done = up.run(
-                0, command, env=environment(), capture_output=True, text=True, timeout=120
-            )
-    except NoHosts as reason:
-        pytest.skip(str(reason))
+def told(up, ranks, *words, **variables):
+    """What ``python words`` writes on so many ranks of each host."""
+    done = up.run(
+        0, up.mpirun(ranks, [sys.executable, *words]), env=environment() | variables,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "right on node0 node0 node1 node1" in done.stdout
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
-    assert up.prefix not in left.stdout
+    return done.stdout + done.stderr
 
 
-def test_a_reduce_scatter_of_ours_brings_half_of_the_buffer_out_of_a_host():
-    try:
-        with hosts(2) as up:
-            command = up.mpirun(1, [sys.executable, "-m", "benchmarks.host_bytes"])
-            done = up.run(
-                0, command, env=environment(), capture_output=True, text=True, timeout=120
-            )
-    except NoHosts as reason:
-        pytest.skip(str(reason))
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "`" in line]
+def test_every_all_reduce_on_two_hosts(two_hosts, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    said = told(two_hosts, 2, str(tmp_path / "program.py"))
+    assert "right on node0 node0 node1 node1" in said
+
+
+def test_a_reduce_scatter_of_ours_brings_half_of_the_buffer_out_of_a_host(two_hosts):
+    lines = told(two_hosts, 1, "-m", "benchmarks.host_bytes").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if "`" in line]
     ours = {name.strip("`"): float(least) for name, _, least, _ in rows}
     halves = dict.fromkeys(("reduce_scatter", "allgather", "alltoall", "gather", "scatter"), 0.5)
     assert ours == {**halves, **dict.fromkeys(("allreduce", "broadcast", "reduce"), 1.0)}
@@ -78,28 +69,21 @@ MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, np.zeros(1 << 18, np.float32))
 """
 
 
-def test_what_was_tuned_on_two_hosts_is_taken_there_without_a_word(tmp_path):
+def test_what_was_tuned_on_two_hosts_is_taken_there_without_a_word(two_hosts, tmp_path):
     (tmp_path / "program.py").write_text(GAINS)
-    gains = ["run", "--gains", str(tmp_path / "program.py")]
-    tune = ["tune", "allreduce", "-b", "1M", "-e", "1M", "--repeats", "1", "--passes", "1"]
-    told = []
-    try:
-        with hosts(2) as up:
-            for words in (gains, tune, gains):
-                command = up.mpirun(2, [sys.executable, "-m", "collectives", *words])
-                env = environment() | {"XDG_CONFIG_HOME": str(tmp_path)}
-                done = up.run(0, command, env=env, capture_output=True, text=True, timeout=120)
-                assert done.returncode == 0, done.stderr
-                told.append(done.stdout + done.stderr)
-    except NoHosts as reason:
-        pytest.skip(str(reason))
+    gains = ("run", "--gains", str(tmp_path / "program.py"))
+    tune = ("tune", "allreduce", "-b", "1M", "-e", "1M", "--repeats", "1", "--passes", "1")
+    before, tuned, after = (
+        told(two_hosts, 2, "-m", "collectives", *words, XDG_CONFIG_HOME=str(tmp_path))
+        for words in (gains, tune, gains)
+    )
     command = "mpitrain submit --nodes 2 --ranks-per-node 2 -m collectives tune measures it"
     lacks = "it lacks rules of several nodes, where the library serves calls"
-    assert f"chosen by the built-in table; {lacks}: {command}\n" in told[0]
+    assert f"chosen by the built-in table; {lacks}: {command}\n" in before
     table = f"{tmp_path}/collectives/tuned.json"
-    assert f"wrote {table}; auto uses it" in told[1]
-    assert f"chosen by {table}; nothing was measured in this run" in told[2]
-    assert "in the table for 4 ranks)" in told[2]
+    assert f"wrote {table}; auto uses it" in tuned
+    assert f"chosen by {table}; nothing was measured in this run" in after
+    assert "in the table for 4 ranks)" in after
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
+from time import monotonic
 from typing import TypeVar
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Start, Straggler, Summary
 from tests.drills.faults import KINDS, Fault
 from tests.drills.outside import Outside
-from tests.processes import running
+from tests.processes import running, until
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0
@@ -33,51 +33,31 @@ _Kind = TypeVar("_Kind")
 
 
 class Outcome(Struct, frozen=True):
-    """Outcome of a drill.
+    """Outcome of a drill."""
 
-    Attributes:
-        fault: as ``str`` writes it.
-        kind: kind of the fault.
-        verdict: ``went on``, to the weights of a run without; ``named``: failed, said why, and came
-            to these weights when it was resumed; ``skipped``; or what was wrong.
-        good: whether that is as it should be.
-        seconds: from the fault's step to the end of the job.
-        words: output, or reason of a skip.
-        lost: steps that had to be done again.
-    """
-
-    fault: str
+    fault: str  # as str writes it
     kind: str
+    #: "went on", to the weights of a run without; "named": failed, said why, and came to these
+    #: weights when it was resumed; "skipped"; or what was wrong.
     verdict: str
-    good: bool = False
-    seconds: float = 0.0
-    words: str = ""
-    lost: int = 0
+    good: bool = False  # that is as it should be
+    seconds: float = 0.0  # from the fault's step to the end of the job
+    words: str = ""  # output, or reason of a skip
+    lost: int = 0  # steps that had to be done again
 
 
 @dataclass(frozen=True)
 class Drills:
-    """How to run one job with many faults.
+    """How to run one job with many faults."""
 
-    Attributes:
-        launcher: the words before ``python``.
-        job: its file.
-        folder: for the runs.
-        settings: ``table.key=value`` each, for all of them.
-        outside: targets of faults around a job, by kind.
-        environment: the launcher's environment.
-        hang_s: a job that has not ended so long after its fault hangs.
-        watchdog_s: a rank that waits for so long says who is missing.
-    """
-
-    launcher: Sequence[str]
-    job: Path
-    folder: Path
-    settings: Sequence[str] = ()
-    outside: Mapping[str, Outside] = field(default_factory=dict)
+    launcher: Sequence[str]  # the words before python
+    job: Path  # its file
+    folder: Path  # for the runs
+    settings: Sequence[str] = ()  # table.key=value each, for all of them
+    outside: Mapping[str, Outside] = field(default_factory=dict)  # around a job, by kind
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    hang_s: float = 60.0
-    watchdog_s: float = 8.0
+    hang_s: float = 60.0  # a job that has not ended so long after its fault hangs
+    watchdog_s: float = 8.0  # a rank that waits for so long says who is missing
 
     def reference(self) -> tuple[dict[str, Array], int]:
         """The weights that a run ends with when nothing happens to it, and its steps.
@@ -162,16 +142,16 @@ class Drills:
         self, process: subprocess.Popen[str], fault: Fault, run: Path, outside: Outside | None
     ) -> float:
         """Wait for the fault's step, break what is around the job, wait for its end; seconds."""
-        deadline, report = monotonic() + _PATIENCE_S, run / "metrics.jsonl"
-        while process.poll() is None and monotonic() < deadline:
-            if _count_steps(report) + 1 >= fault.step:
-                break
-            sleep(_POLL_S)
+        report = run / "metrics.jsonl"
+
+        def has_ended() -> bool:
+            return process.poll() is not None
+
+        until(lambda: has_ended() or _count_steps(report) + 1 >= fault.step, _PATIENCE_S, _POLL_S)
         began = monotonic()
-        if outside and process.poll() is None:
+        if outside and not has_ended():
             outside.strike(run)
-        while process.poll() is None and monotonic() - began < self.hang_s:
-            sleep(_POLL_S)
+        until(has_ended, self.hang_s, _POLL_S)
         return monotonic() - began
 
     def _start(
@@ -241,10 +221,9 @@ def _straggler(run: Path) -> str:
 
 def _left(run: Path) -> list[int]:
     """Processes of this machine that still work on a run, some time after its end."""
-    deadline = monotonic() + _LEFT_S
-    while (found := list(running(f"run.dir={run}"))) and monotonic() < deadline:
-        sleep(0.1)
-    for number in found:
+    word = f"run.dir={run}"
+    until(lambda: not running(word), _LEFT_S)
+    for number in (found := list(running(word))):
         os.kill(number, signal.SIGKILL)
     return found
 

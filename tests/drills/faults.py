@@ -3,26 +3,19 @@
 import random
 import re
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault.
+    """A kind of fault."""
 
-    Attributes:
-        text: the fault in words.
-        inside: a rank does it to itself; else it is done around the job.
-        survives: the job is to end as if nothing had happened; else it is to fail, say why, and be
-            resumed.
-        named: regular expression of what a failing job must say, of ``{rank}``.
-        settings: settings of the job without which the fault would go unnoticed.
-    """
-
-    text: str
-    inside: bool
+    text: str  # the fault in words
+    inside: bool  # a rank does it to itself; else it is done around the job
+    #: The job is to end as if nothing had happened; else it is to fail, say why, and be resumed.
     survives: bool
-    named: str
-    settings: tuple[str, ...] = ()
+    named: str  # regular expression of what a failing job must say, of {rank}
+    settings: tuple[str, ...] = ()  # of the job, without which the fault would go unnoticed
 
 
 KINDS = {
@@ -58,21 +51,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        kind: name in :data:`KINDS`.
-        rank: the rank that it hits, if it hits one.
-        step: the step before which it happens, counted from 1.
-        seconds: length of a pause, or time into the step at which the fault happens.
-        seed: seed of all other random choices.
-    """
-
-    kind: str
-    rank: int
-    step: int
-    seconds: float = 0.0
-    seed: int = 0
+    kind: str  # name in KINDS
+    rank: int  # the one that it hits, if it hits one
+    step: int  # before which it happens, counted from 1
+    seconds: float = 0.0  # length of a pause, or time into the step at which the fault happens
+    seed: int = 0  # of all other random choices
 
     def __str__(self) -> str:
         return (
@@ -106,7 +91,7 @@ def parse(text: str) -> Fault:
     kind, *pairs = text.replace(",", " ").split() or [""]
     if kind not in KINDS:
         raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {"rank": 0, "step": 1}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in ("rank", "step", "seconds", "seed"):
@@ -115,10 +100,4 @@ def parse(text: str) -> Fault:
             values[key] = float(value) if key == "seconds" else int(value)
         except ValueError:
             raise ValueError(f"{pair!r} has no number") from None
-    return Fault(
-        kind,
-        int(values.get("rank", 0)),
-        int(values.get("step", 1)),
-        values.get("seconds", 0.0),
-        int(values.get("seed", 0)),
-    )
+    return Fault(kind, **values)

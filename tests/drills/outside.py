@@ -55,11 +55,11 @@ class Disk:
     def around(self, run: Path) -> Iterator[None]:
         folder = _folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        _call("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "mpitrain-drills", str(folder))
+        call("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "mpitrain-drills", str(folder))
         try:
             yield
         finally:
-            _call("umount", "--lazy", str(folder))
+            call("umount", "--lazy", str(folder))
 
     def strike(self, run: Path) -> None:
         if not self._full:
@@ -77,7 +77,7 @@ class Disk:
         deadline = monotonic() + _BUSY_S
         while True:
             try:
-                _call("mount", "-o", "remount,ro", str(_folder(run)))
+                call("mount", "-o", "remount,ro", str(_folder(run)))
                 return
             except subprocess.CalledProcessError:
                 if monotonic() > deadline:
@@ -88,12 +88,12 @@ class Disk:
         if self._full:
             (_folder(run) / "filler").unlink(missing_ok=True)
         else:
-            _call("mount", "-o", "remount,rw", str(_folder(run)))
+            call("mount", "-o", "remount,rw", str(_folder(run)))
 
 
 def _folder(run: Path) -> Path:
     return run / "checkpoints"
 
 
-def _call(*command: str) -> None:
+def call(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)

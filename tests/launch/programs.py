@@ -69,6 +69,12 @@ def run(folder, *arguments, ranks=None, seconds=100, **variables):
     )
 
 
+def run_text(folder, text, *arguments, before=(), **how):
+    """The completed process of a program of this text; ``before``: words before its name."""
+    (folder / "program.py").write_text(text)
+    return run(folder, *before, folder / "program.py", *arguments, **how)
+
+
 def start(*arguments, ranks, **variables):
     """The process of ``python arguments`` in the repository's folder, in a session of its own."""
     return subprocess.Popen(

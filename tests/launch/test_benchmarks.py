@@ -1,15 +1,20 @@
 """The commands of benchmarks/, started as their README says, on small sizes."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.compare import table
+from tests.launch import programs
 from tests.launch.programs import needs_torch
 from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
+
+
+def alone(folder, *words):
+    """Output of ``python words`` without a launcher."""
+    done = programs.run(folder, *words, seconds=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -21,8 +26,8 @@ def test_first_calls_are_beside_later_ones(tmp_path):
 
 @pytest.mark.slow
 def test_a_round_is_shown_in_parts(tmp_path):
-    told = run(tmp_path, 2, "-m", "benchmarks.round_cost", "--calls=10")
-    assert "a plan in shared memory" in told
+    words = ["-m", "benchmarks.round_cost", "--calls=10"]
+    assert "a plan in shared memory" in run(tmp_path, 2, *words)
 
 
 @pytest.mark.slow
@@ -36,17 +41,15 @@ def test_steps_are_prefetched_beside_fsdp(tmp_path):
 @pytest.mark.slow
 @needs_torch
 def test_the_shadow_calls_the_module_more_often(tmp_path):
-    words = [sys.executable, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    _, _, without, beside = [line.split("|") for line in done.stdout.splitlines() if line[0] == "|"]
+    told = alone(tmp_path, "-m", "benchmarks.shadow_cost", "--models", "MLP, 2 k")
+    _, _, without, beside = [line.split("|") for line in told.splitlines() if line[0] == "|"]
     assert int(without[6]) < int(beside[6]) and int(without[7]) < int(beside[7])
 
 
 @pytest.mark.slow
-def test_importing_collectives_loads_three_modules():
+def test_importing_collectives_loads_three_modules(tmp_path):
     words = ["-m", "benchmarks.start_up", "--repeats=1", "--only=import collectives"]
-    told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    *_, modules, lines = told.stdout.splitlines()[-2].replace("│", "").split()
+    *_, modules, lines = alone(tmp_path, *words).splitlines()[-2].replace("│", "").split()
     assert int(modules) == 3 and int(lines) < 400
 
 
@@ -60,19 +63,14 @@ def test_schedules_are_rehearsed(tmp_path):
 @pytest.mark.slow
 def test_layouts_are_measured_in_the_order_of_the_search(tmp_path):
     words = ["digits_mlp", "-n2", "--flops=1e9", "--top=2", "--steps=4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.layouts", *words],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "Kendall's tau" in done.stdout and "times the fastest" in done.stdout
+    told = alone(tmp_path, "-m", "benchmarks.layouts", *words)
+    assert "Kendall's tau" in told and "times the fastest" in told
 
 
 @pytest.mark.slow
 def test_the_link_of_a_search_is_measured(tmp_path):
     call, beta = json.loads(run(tmp_path, 2, "-m", "mpitrain.search.links"))
-    assert 0 <= call < 1
-    assert 0 < beta < 1e-6  # more than 1 MB/s
+    assert 0 <= call < 1 and 0 < beta < 1e-6  # more than 1 MB/s
 
 
 @pytest.mark.slow
@@ -104,8 +102,7 @@ def test_torch_is_beside_gloo(tmp_path):
 @pytest.mark.parametrize("collective", ["allreduce", "alltoall"])
 def test_gloo_is_a_column_of_the_table(collective, tmp_path):
     how = [collective, "--ranks=2", "-b8", "-e64", "--repeats=1", f"-J{tmp_path}/gloo.json"]
-    command = [sys.executable, "-m", "benchmarks.gloo", *how]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    alone(tmp_path, "-m", "benchmarks.gloo", *how)
     heads, _, *rows = table([tmp_path / "gloo.json"]).splitlines()
     assert "Gloo (PyTorch" in heads and heads.count("|") == 3
     assert [row.split("|")[1].strip() for row in rows] == ["8 B", "64 B"]
@@ -127,10 +124,9 @@ def test_tables_are_made_without_ranks(tmp_path):
     few = ["--count=10", "--algorithm=ring"]
     assert "\nring " in run(tmp_path, None, "-m", "benchmarks.rounding", *few)
     tuned = tmp_path / "tuned.json"
-    rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
     entry = {
         "mpi": "Open MPI", "collective": "allreduce", "memory": "numpy", "ranks": 2,
-        "ranks_per_node": 1, "rules": [rule],
+        "ranks_per_node": 1, "rules": [{"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}],
     }  # fmt: skip
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
     tuned.write_text(json.dumps({**content, "entries": [entry]}))
@@ -140,22 +136,20 @@ def test_tables_are_made_without_ranks(tmp_path):
     assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
 
 
-def seeds(table):
+def seeds(folder, table):
     """The cells of a table of ``benchmarks.seeds``."""
-    words = [sys.executable, "-m", "benchmarks.seeds", table]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line[:1] == "|"]
+    told = alone(folder, "-m", "benchmarks.seeds", table)
+    return [line.strip("| ").split(" | ") for line in told.splitlines() if line[:1] == "|"]
 
 
 @pytest.mark.slow
-def test_delayed_averaging_is_faster_by_the_published_factors():
-    _, *cells = next(row[1:] for row in seeds("dga") if row[0].startswith("CIFAR"))
-    for cell in cells:
-        published, ours = map(float, cell.split("/"))
-        assert ours == pytest.approx(published, rel=0.05)
+def test_delayed_averaging_is_faster_by_the_published_factors(tmp_path):
+    _, *cells = next(row[1:] for row in seeds(tmp_path, "dga") if row[0].startswith("CIFAR"))
+    pairs = [[float(number) for number in cell.split("/")] for cell in cells]
+    assert [ours for _, ours in pairs] == pytest.approx([told for told, _ in pairs], rel=0.05)
 
 
 @pytest.mark.slow
-def test_a_deep_pipeline_learns_on_stashed_weights_best():
-    loss = {row[0]: float(row[2]) for row in seeds("staleness")[2:]}
+def test_a_deep_pipeline_learns_on_stashed_weights_best(tmp_path):
+    loss = {row[0]: float(row[2]) for row in seeds(tmp_path, "staleness")[2:]}
     assert 1.2 * loss["stash"] < min(loss["vertical"], loss["latest"])  # 1.35 to 3, by the BLAS

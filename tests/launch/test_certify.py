@@ -1,12 +1,13 @@
 """``mpitrain certify`` on a job and on scripts, as a user starts it."""
 
 import json
-import time
 
 import pytest
 
 from tests.launch.programs import ROOT, needs_launcher, needs_torch, run
+from tests.processes import until
 
+JOB = ROOT / "jobs" / "examples" / "digits_mlp.toml"
 MISTAKES = {"scale", "drop", "repeat", "stale"}
 
 
@@ -21,8 +22,7 @@ def certified(folder, *words, ranks=None, status=0):
 
 def test_a_job_passes_in_its_layouts_and_planted_mistakes_do_not(tmp_path):
     layouts = ("pipe=2,zero=2", "tensor=2")
-    job = ROOT / "jobs" / "examples" / "digits_mlp.toml"
-    found = certified(tmp_path, job, "--virtual", 2, "--mutate", "--layouts", *layouts)
+    found = certified(tmp_path, JOB, "--virtual", 2, "--mutate", "--layouts", *layouts)
     assert (found["verdict"], found["numbers"]) == ("PASS", "float64")
     rows = {(row["layout"], row["mutation"]): row["verdict"] for row in found["rows"]}
     assert rows == {
@@ -35,8 +35,7 @@ def test_a_job_passes_in_its_layouts_and_planted_mistakes_do_not(tmp_path):
 
 @pytest.mark.slow
 def test_one_rank_alone_proves_nothing(tmp_path):
-    found = certified(tmp_path, ROOT / "jobs" / "examples" / "digits_mlp.toml", status=4)
-    (row,) = found["rows"]
+    (row,) = certified(tmp_path, JOB, status=4)["rows"]
     assert row["verdict"] == "ABSTAIN" and "nothing is compared" in row["text"]
     assert row["repeat"].startswith("mpirun -n 2 mpitrain certify ")
 
@@ -72,26 +71,24 @@ for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
 @needs_launcher
 @needs_torch
 @pytest.mark.parametrize(
-    ("words", "status", "where", "text"),
+    ("options", "words", "status", "where", "text"),
     [
-        (("0", "--mutate"), 0, "", "2 steps"),
-        (("0", "sparse"), 0, "", "2 steps"),
-        (("0.5",), 4, "loss of step 1", "Dropout draws random numbers"),
-        (("0", "wrong"), 3, "gradients of step 1", "0.weight is 2 of one process's"),
+        (["--mutate"], "0", 0, "", "2 steps"),
+        ([], "0 sparse", 0, "", "2 steps"),
+        ([], "0.5", 4, "loss of step 1", "Dropout draws random numbers"),
+        ([], "0 wrong", 3, "gradients of step 1", "0.weight is 2 of one process's"),
     ],
 )
-def test_a_script_with_a_batch_a_rank(tmp_path, words, status, where, text):
+def test_a_script_with_a_batch_a_rank(tmp_path, options, words, status, where, text):
     """Clipping and AdamW hide the factor from the losses."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    own = [word for word in words if word != "--mutate"]
-    options = ["--mutate"] if "--mutate" in words else []
-    found = certified(tmp_path, script, *options, "--", *own, ranks=2, status=status)
+    found = certified(tmp_path, script, *options, "--", *words.split(), ranks=2, status=status)
     first, *others = found["rows"]
     assert first["where"] == where and text in first["text"]
     assert {row["mutation"] for row in others} == (MISTAKES if options else set())
     assert {row["verdict"] for row in others} <= {"FAIL"}
-    assert first["repeat"].endswith(f"--steps 2 -- {' '.join(own)}")
+    assert first["repeat"].endswith(f"--steps 2 -- {words}")
 
 
 @pytest.mark.slow
@@ -99,13 +96,8 @@ def test_a_script_with_a_batch_a_rank(tmp_path, words, status, where, text):
 @needs_torch
 def test_a_rank_that_dies_leaves_no_folder(tmp_path):
     script = tmp_path / "script.py"
-    dies = "if dist.get_world_size() > 1 and dist.get_rank() == 1: os.kill(os.getpid(), 9)"
-    script.write_text(
-        f"import os\n{SCRIPT}".replace("torch.manual_seed", f"{dies}\ntorch.manual_seed")
-    )
+    dies = "import os\nif dist.get_world_size() > 1 == dist.get_rank(): os.kill(os.getpid(), 9)"
+    script.write_text(SCRIPT.replace("torch.manual_seed", f"{dies}\ntorch.manual_seed"))
     arguments = ("-m", "mpitrain", "certify", script, "--steps", "2", "--", "0")
     assert run(tmp_path, *arguments, ranks=2, seconds=600).returncode
-    end = time.monotonic() + 30
-    while [*tmp_path.glob(".certify-*")] and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not [*tmp_path.glob(".certify-*")]
+    assert until(lambda: not [*tmp_path.glob(".certify-*")])

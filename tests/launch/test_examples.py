@@ -3,7 +3,6 @@
 import re
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
 from tests.launch import programs
@@ -36,13 +35,8 @@ def test_every_example_is_run_here():
 
 def test_allreduce(tmp_path):
     lines = example(tmp_path, "allreduce").splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "auto",
-        "by name",
-        "a plan, ten times",
-        "nonblocking",
-        "loads and stores",
-    ]
+    ways = ["auto", "by name", "a plan, ten times", "nonblocking", "loads and stores"]
+    assert [line.partition(":")[0] for line in lines] == ways
 
 
 def test_an_unchanged_program_has_the_same_digits(tmp_path):
@@ -51,10 +45,6 @@ def test_an_unchanged_program_has_the_same_digits(tmp_path):
     program = ROOT / "examples" / "halo.py"
     assert run(tmp_path, 2, "-m", "collectives", "run", "--profile", program) == plain
     assert run(tmp_path, None, "-m", "collectives.virtual", "-n", "2", program) == plain
-
-
-#: Ranks, and processes of each that read ahead.
-CASES = ((1, 0), (2, 2))
 
 
 def test_own_algorithm(tmp_path):
@@ -72,10 +62,13 @@ def test_own_algorithm_is_measured(tmp_path):
     assert '"both_ways"' in (tmp_path / "own.json").read_text()
 
 
-def script(folder, ranks, name, *arguments):
-    """Losses of a script for PyTorch over MPI."""
-    told = run(folder, ranks, "-m", "collectives.torch", SCRIPTS / f"{name}.py", *arguments)
+def losses(told):
     return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+
+
+def over_mpi(folder, ranks, name, *arguments):
+    """Output of a script for PyTorch over MPI."""
+    return run(folder, ranks, "-m", "collectives.torch", SCRIPTS / f"{name}.py", *arguments)
 
 
 def with_gloo(folder, ranks, name, *arguments):
@@ -90,12 +83,6 @@ def with_gloo(folder, ranks, name, *arguments):
     return done.stdout
 
 
-def script_with_gloo(folder, ranks, name, *arguments):
-    """Losses of a script for PyTorch over Gloo."""
-    told = with_gloo(folder, ranks, name, *arguments)
-    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
-
-
 @pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", TRAINING)
@@ -103,9 +90,9 @@ def test_scripts_for_torch_have_the_losses_of_gloo(tmp_path, name):
     if name == "huggingface":
         pytest.importorskip("transformers")
         pytest.importorskip("accelerate")
-    ours = script(tmp_path, 2, name)
+    ours = losses(over_mpi(tmp_path, 2, name))
     assert len(ours) >= 4 and ours[-1] < ours[0]
-    assert ours == pytest.approx(script_with_gloo(tmp_path, 2, name), rel=1e-5)
+    assert ours == pytest.approx(losses(with_gloo(tmp_path, 2, name)), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -115,11 +102,10 @@ def test_a_script_has_the_losses_of_one_process(tmp_path, name):
     def numbers(told):
         return [float(number) for number in re.findall(r"-?\d+\.\d{12}", told)]
 
-    words = ["-m", "collectives.torch", SCRIPTS / f"{name}.py"]
-    alone = numbers(run(tmp_path, 1, *words))
+    alone = numbers(over_mpi(tmp_path, 1, name))
     assert len(alone) == EXACT[name] == len(set(alone))
     for ranks in (2, 3):
-        assert numbers(run(tmp_path, ranks, *words)) == pytest.approx(alone, rel=1e-10)
+        assert numbers(over_mpi(tmp_path, ranks, name)) == pytest.approx(alone, rel=1e-10)
     if name == "gan":  # at the end of the other, torch's loop of Gloo may wait for the GIL for ever
         assert numbers(with_gloo(tmp_path, 2, name)) == pytest.approx(alone, rel=1e-10)
 
@@ -127,18 +113,19 @@ def test_a_script_has_the_losses_of_one_process(tmp_path, name):
 @pytest.mark.slow
 @needs_torch
 def test_a_checkpoint_of_four_ranks_goes_on_on_two(tmp_path):
-    (saved,) = script(tmp_path, 4, "checkpoint", "save", "saved")
-    (loaded,) = script(tmp_path, 2, "checkpoint", "load", "saved")
-    (gloo,) = script_with_gloo(tmp_path, 2, "checkpoint", "load", "saved")
-    assert loaded == pytest.approx(saved, rel=1e-5) and gloo == pytest.approx(saved, rel=1e-5)
+    (saved,) = losses(over_mpi(tmp_path, 4, "checkpoint", "save", "saved"))
+    for way in (over_mpi, with_gloo):
+        (loaded,) = losses(way(tmp_path, 2, "checkpoint", "load", "saved"))
+        assert loaded == pytest.approx(saved, rel=1e-5)
 
 
 @pytest.mark.slow
 @needs_torch
 def test_own_data(tmp_path):
     program = ROOT / "examples" / "own_data.py"
-    last = [run(tmp_path, ranks, program, workers).splitlines()[-1] for ranks, workers in CASES]
-    assert len(set(last)) == 1 and re.fullmatch(r"final loss 0\.00\d+", last[0])
+    # Ranks, and processes of each that read ahead.
+    last = {run(tmp_path, *case).splitlines()[-1] for case in ((1, program, 0), (2, program, 2))}
+    assert len(last) == 1 and re.fullmatch(r"final loss 0\.00\d+", *last)
 
 
 @pytest.mark.slow
@@ -146,8 +133,7 @@ def test_own_data(tmp_path):
 def test_pipeline(tmp_path):
     told = example(tmp_path, "pipeline")
     assert re.findall(r"rank (\d) has \w", told) == ["0", "1"]
-    accuracy = float(re.findall(r"test accuracy ([\d.]+)%", told)[-1])
-    assert accuracy > 80
+    assert float(re.findall(r"test accuracy ([\d.]+)%", told)[-1]) > 80
     assert (tmp_path / "runs" / "pipeline" / "metrics.jsonl").exists()
 
 
@@ -157,7 +143,6 @@ def test_pipeline(tmp_path):
 def test_transformer(tmp_path):
     program = ROOT / "examples" / "transformer.py"
     told = [run(tmp_path, 2, program, *given) for given in ((), ('{"pipe": 2}',))]
-    losses = [re.findall(r"^ +\d+ +([\d.]+) ", text, re.M) for text in told]
-    assert len(losses[0]) == 16
-    assert np.array(losses[1], float) == pytest.approx(np.array(losses[0], float), rel=1e-3)
-    assert float(losses[0][-1]) < float(losses[0][0]) / 2
+    data, pipe = ([*map(float, re.findall(r"^ +\d+ +([\d.]+) ", text, re.M))] for text in told)
+    assert len(data) == 16 and data[-1] < data[0] / 2
+    assert pipe == pytest.approx(data, rel=1e-3)

@@ -1,6 +1,5 @@
 """The command as a user starts it: processes of its own, a launcher, exit codes, its output."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,27 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.cases import slow_case
-from tests.launch.programs import MPITRAIN, ROOT, needs_launcher, run
+from tests.cases import mostly_slow, slow_case
+from tests.launch.programs import MPITRAIN, ROOT, environment, needs_launcher, run
+from tests.processes import command_lines, until
 
 EXAMPLES = ROOT / "jobs" / "examples"
 
 
 def train(folder, *arguments, ranks=None):
     return run(folder, "-m", "mpitrain", "train", *arguments, ranks=ranks)
-
-
-def metrics(folder):
-    return [json.loads(line) for line in folder.joinpath("metrics.jsonl").open()]
-
-
-def losses(folder):
-    return [record["loss"] for record in metrics(folder) if record["event"] == "step"]
 
 
 @needs_launcher
@@ -40,10 +30,11 @@ def test_two_ranks_report_once(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks, gradients by ring (asked for)") == 1
     assert "\x1b" not in done.stdout
-    curve = losses(tmp_path / "runs" / "digits_mlp")
+    metrics = (tmp_path / "runs/digits_mlp/metrics.jsonl").read_text().splitlines()
+    *records, summary = map(json.loads, metrics)
+    curve = [record["loss"] for record in records if record["event"] == "step"]
     assert len(curve) == 3 * 23
     assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
-    summary = metrics(tmp_path / "runs" / "digits_mlp")[-1]
     assert (summary["event"], summary["ranks"], summary["algorithm"]) == ("summary", 2, "ring")
     assert 0 < summary["comm_share"] < 1
 
@@ -62,43 +53,24 @@ def test_command_lines_that_differ_are_refused(tmp_path, other):
     assert not tmp_path.joinpath("runs").exists()
 
 
-@needs_launcher
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "optim.moment=0.5"], "optim.moment: unknown key; did you mean 'momentum'?"),
-        *(
-            slow_case(arguments, message)
-            for arguments, message in (
-                (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most"),
-                (["--set", "data.name=digit"], "data.name = 'digit': unknown value; did you mean"),
-                (["--set", "parallel.algorithm=rign"], "no allreduce algorithm 'rign'; did you"),
-                (
-                    ["--set", "parallel.algorithm=parameter_server:servers=9"],
-                    "servers=9 must lie in 1..2",
-                ),
-                (["--sett", "optim.lr=1"], "unrecognized arguments: --sett"),
-            )
-        ),
-    ],
-)
-def test_a_job_that_cannot_be_run_is_refused_once(tmp_path, arguments, message):
-    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", *arguments, ranks=2)
-    assert done.returncode == 2
-    assert done.stderr.count(message) == 1
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+#: Words that the job, the parser and the number of ranks refuse; a loss that is not finite.
+REFUSED = [
+    ("--set optim.moment=0.5", 2, r"optim\.moment: unknown key; did you mean 'momentum'\?"),
+    ("--sett optim.lr=1", 2, "unrecognized arguments: --sett"),
+    ("--set parallel.algorithm=parameter_server:servers=9", 2, r"servers=9 must lie in 1\.\.2"),
+    ("--set optim.lr=1e30", 1,
+     r"mpitrain: the loss or a gradient is not finite at step \d+ \(rank 0: the loss"),
+]  # fmt: skip
 
 
-@pytest.mark.slow
 @needs_launcher
-def test_a_loss_that_is_not_finite_is_reported_once(tmp_path):
-    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "optim.lr=1e30", ranks=2)
-    assert done.returncode == 1
-    told = r"mpitrain: the loss or a gradient is not finite at step \d+ \(rank 0: the loss"
+@pytest.mark.parametrize(("words", "status", "told"), mostly_slow(REFUSED, REFUSED[:1]))
+def test_a_job_that_cannot_go_on_says_so_once(tmp_path, words, status, told):
+    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", *words.split(), ranks=2)
+    assert done.returncode == status
     assert len(re.findall(told, done.stderr)) == 1
-    assert "Traceback" not in done.stderr
-    assert "Warning" not in done.stderr
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    assert (status == 2) == (not list(tmp_path.iterdir()))
 
 
 def test_what_does_not_end_by_itself_is_ended(tmp_path):
@@ -116,15 +88,11 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
         script = tmp_path / f"{name}.sh"
         script.write_text(f"{command}\nsleep 60\n")
         command = f"{tmp_path / name} {script}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shell = subprocess.Popen(command.split(), env=environment, start_new_session=True)
+    shell = subprocess.Popen(command.split(), env=environment(), start_new_session=True)
     try:
         # All are there at first; in the end, who started the launcher goes on.
         for wanted in ({"shell", "mpiexec.hydra", "daemon", "rank.py"}, {"shell"}):
-            deadline = time.monotonic() + 30
-            while (found := living(f"{tmp_path}/")) != wanted and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert found == wanted
+            assert until(lambda wanted=wanted: living(f"{tmp_path}/") == wanted, 30)
             tmp_path.joinpath("seen").touch()
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
@@ -133,10 +101,5 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
 
 def living(folder):
     """Names in ``folder`` with which processes were started or, if scripts, which they run."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            names = [word.removeprefix(folder) for word in words if word.startswith(folder)]
-            found.update(names[:1])
-    return found
+    named = [[word for word in words if word.startswith(folder)] for _, words in command_lines()]
+    return {own[0].removeprefix(folder) for own in named if own}

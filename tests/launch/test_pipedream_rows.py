@@ -12,8 +12,7 @@ from mpitrain.pipeline.partition import Costs, StagePlan
 from mpitrain.pipeline.profiles import LayerProfile
 from mpitrain.search.layers import layer_costs
 from tests.cases import slow_case
-from tests.launch import programs
-from tests.launch.programs import needs_digits
+from tests.launch.programs import needs_digits, run_text
 from tests.mpi.mpitrain.stale import simulated
 
 pytestmark = needs_digits
@@ -85,11 +84,11 @@ print(json.dumps({"losses": losses[0], **sent}))
 """
 
 ROWS = [
-    pytest.param((2, 1, 1), (2, 1, 1), id="2-1-1"),
-    slow_case((1, 1, 1, 1), (1, 1, 1, 1), id="straight"),
-    slow_case((8,), (4,), id="8"),
-    slow_case((7, 1), (2, 2), id="7-1"),
-    slow_case((9, 5, 1, 1), (1, 1, 1, 1), id="9-5-1-1"),
+    pytest.param([2, 1, 1], [2, 1, 1], id="2-1-1"),
+    slow_case([1, 1, 1, 1], [1, 1, 1, 1], id="straight"),
+    slow_case([8], [4], id="8"),
+    slow_case([7, 1], [2, 2], id="7-1"),
+    slow_case([9, 5, 1, 1], [1, 1, 1, 1], id="9-5-1-1"),
 ]
 
 
@@ -97,13 +96,9 @@ ROWS = [
 def test_losses_are_those_of_stashed_weights_and_bytes_those_of_the_partitioner(
     tmp_path, replicas, partition
 ):
-    parts, samples = lcm(*replicas), 2
-    job = tmp_path / "job.toml"
-    job.write_text(
-        JOB.format(batch=parts * samples, replicas=list(replicas), partition=list(partition))
-    )
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = programs.run(tmp_path, "program.py", str(job), str(sum(replicas)), ranks=None)
+    parts, samples, job = lcm(*replicas), 2, tmp_path / "job.toml"
+    job.write_text(JOB.format(batch=parts * samples, replicas=replicas, partition=partition))
+    done = run_text(tmp_path, PROGRAM, job, sum(replicas))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     config = load(job)
@@ -115,9 +110,6 @@ def test_losses_are_those_of_stashed_weights_and_bytes_those_of_the_partitioner(
         for layer in layer_costs(models.build(config, digits), digits.input_shape)
     ]
     ends = np.cumsum([0, *partition]).tolist()
-    stages = [
-        StagePlan(ends[stage], ends[stage + 1], own, 0.0) for stage, own in enumerate(replicas)
-    ]
-    costs = Costs(profile, 1.0)
+    stages = [StagePlan(*own, 0.0) for own in zip(ends, ends[1:], replicas)]
     told = found.get("messages", 0) + found.get("sums", 0)
-    assert told == STEPS * parts * costs.sent(stages)
+    assert told == STEPS * parts * Costs(profile, 1.0).sent(stages)

@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-import time
 
 import pytest
 
 from tests.launch import programs
 from tests.launch.programs import ROOT, ended, needs_digits
-from tests.processes import running
+from tests.processes import running, until
 
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
 pytestmark = needs_digits
@@ -19,13 +18,6 @@ def start(folder, *options, **variables):
     """``mpitrain train`` of the example, in ``folder``."""
     program = ("-m", "tests.drills.train", "train", EXAMPLE, "--set", f"run.dir={folder}/run")
     return programs.start(*program, *options, ranks=3, **variables)
-
-
-def train(folder, *options, **given):
-    process = start(folder, *options, **given)
-    out, errors = ended(process)
-    assert process.returncode == 0, errors
-    return out
 
 
 @pytest.mark.slow
@@ -46,9 +38,7 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
     options = ["--set", "server.window=4", "--set", "train.epochs=40"]
     process = start(tmp_path, *options)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while not metrics.exists() or '"step":20,' not in metrics.read_text():
-        assert process.poll() is None
-        time.sleep(0.005)
+    assert until(lambda: metrics.exists() and '"step":20,' in metrics.read_text())
     found = running(f"run.dir={tmp_path}/run").items()
     ranks = [number for number, words in found if words[1:2] == ["-m"]]
     os.kill(sorted(ranks)[1], signal.SIGUSR1)
@@ -56,5 +46,6 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
     assert process.returncode == 75, errors
     step = int(re.search(r"stopped after step (\d+) of 920 \(signal SIGUSR1\)", errors)[1])
     assert step % 4 == 0 or step % 23 == 0
-    out = train(tmp_path, *options, "--resume", "--set", f"train.steps={step + 3}")
-    assert f"resumed after step {step}" in out
+    again = start(tmp_path, *options, "--resume", "--set", f"train.steps={step + 3}")
+    out, errors = ended(again)
+    assert again.returncode == 0 and f"resumed after step {step}" in out, errors

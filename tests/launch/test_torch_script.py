@@ -8,7 +8,7 @@ import pytest
 from collectives.torch import NAME
 from collectives.torch.__main__ import main
 from collectives.torch.register import register
-from tests.launch.programs import needs_launcher, needs_torch, run
+from tests.launch.programs import needs_launcher, needs_torch, run, run_text
 
 pytestmark = [needs_launcher, needs_torch]
 SCRIPT = """
@@ -30,17 +30,9 @@ dist.destroy_process_group()
 
 
 def started(tmp_path, backend="", then="", ranks=2, options=()):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(backend=backend, then=then))
-    return run(tmp_path, "-m", "collectives.torch", *options, script, "--lr", 1, ranks=ranks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ['"mpi"', '"collectives"'])
-def test_a_script_names_any_backend(tmp_path, backend):
-    done = started(tmp_path, backend)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"total 3.0 {NAME} --lr 1 __main__\n"
+    before = ("-m", "collectives.torch", *options)
+    text = SCRIPT.format(backend=backend, then=then)
+    return run_text(tmp_path, text, "--lr", 1, before=before, ranks=ranks)
 
 
 #: A group of Gloo's beside ours, and one of Gloo's alone. A forked process leaves the messages
@@ -100,27 +92,28 @@ for each in (None, beside):
 """
 
 
+#: What a script names, the launcher's options, the name that it then has, whose group it is
+#: (nobody's: each rank fails), and how often it is told how to go over MPI.
+NAMED = [
+    ("mpi", [], "mpi", NAME, 0),
+    ("collectives", [], "collectives", NAME, 0),
+    ("gloo", [], "gloo", "gloo", 1),
+    ("gloo", ["--replace", "gloo"], "mpi", NAME, 0),
+    ("nccl", [], "nccl", None, 1),  # without a GPU
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "backend", "group", "told"),
-    [([], "gloo", "gloo", 1), (["--replace", "gloo"], "mpi", NAME, 0)],
-    ids=["named", "replaced"],
-)
-def test_a_script_that_names_gloo_is_told_once_how_to_go_over_mpi(
-    tmp_path, options, backend, group, told
+@pytest.mark.parametrize(("named", "options", "backend", "group", "told"), NAMED)
+def test_a_script_that_names_another_backend_is_told_once_how_to_go_over_mpi(
+    tmp_path, named, options, backend, group, told
 ):
-    then = NAMES_GLOO.replace("BACKEND", repr(backend))
-    done = started(tmp_path, '"gloo"', then, options=options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"total 3.0 {group} --lr 1 __main__\n"
-    assert done.stderr.count(f"collectives.torch --replace gloo {tmp_path}/script.py") == told
-
-
-@pytest.mark.slow
-def test_a_script_that_names_nccl_without_a_gpu_is_told_how_to_go_over_mpi(tmp_path):
-    done = started(tmp_path, '"nccl"', "")
-    assert done.returncode
-    assert f"collectives.torch --replace nccl {tmp_path}/script.py" in done.stderr
+    then = NAMES_GLOO.replace("BACKEND", repr(backend)) if named == "gloo" else ""
+    done = started(tmp_path, repr(named), then, options=options)
+    assert (done.returncode == 0) == (group is not None), done.stderr
+    assert done.stdout == (f"total 3.0 {group} --lr 1 __main__\n" if group else "")
+    times = done.stderr.count(f"collectives.torch --replace {named} {tmp_path}/program.py")
+    assert times == told if group else times
 
 
 def test_a_name_that_torch_does_not_know_is_not_replaced(monkeypatch, capsys):
@@ -159,58 +152,55 @@ def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path
     done = started(tmp_path, then=SLOW, options=["--profile"])
     assert done.returncode == 0, done.stderr
     first, *table = done.stderr.partition("Rank ")[2].splitlines()
-    script = (tmp_path / "script.py").read_text().splitlines()
+    script = (tmp_path / "program.py").read_text().splitlines()
     sites = {
-        line.split("   ")[-1].strip(): line.split() for line in table if " at script.py:" in line
+        line.split("   ")[-1].strip(): line.split() for line in table if " at program.py:" in line
     }
 
     def site(call, text):
         line = next(n for n, own in enumerate(script, 1) if text in own)
-        return sites[f"{call} at script.py:{line}"]
+        return sites[f"{call} at program.py:{line}"]
 
     assert first.startswith("1 "), done.stderr
-    assert site("all_reduce", "loss.backward()")[0] == "12"  # one bucket a step, on each rank
-    assert float(site("all_reduce", "loss.backward()")[4].rstrip("%")) > 20
-    assert site("all_reduce", "loss.backward()")[1] == f"{12 * 4 * 2 * 200 * 201:.3g}"
+    sums = site("all_reduce", "loss.backward()")
+    assert sums[0] == "12" and float(sums[4].rstrip("%")) > 20  # one bucket a step, on each rank
+    assert sums[1] == f"{12 * 4 * 2 * 200 * 201:.3g}"
     for call, text in (
-        ("reduce_scatter_single", "loss.backward()"),
-        ("all_gather_single", "loss = net"),
-        ("all_reduce", "async_op=True"),
-        ("recvAnySource", "dist.recv(total)"),
-    ):
+        ("reduce_scatter_single", "loss.backward()"), ("all_gather_single", "loss = net"),
+        ("all_reduce", "async_op=True"), ("recvAnySource", "dist.recv(total)"),
+    ):  # fmt: skip
         assert site(call, text), call
 
 
-#: tests/launch/test_failures.py has most of these without torch.
-FAILS = [
-    ('raise ValueError("here")', 1, "ValueError: here"),
-    ('if rank == 1: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
-    ("sys.exit(3)", 3, ""),
-    ("if rank == 1: sys.exit(3)\ndist.barrier()", 3, ""),
-    ("if rank == 1: sys.exit()\ndist.barrier()", 1, "barrier"),
-    ("if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
-    pytest.param(
-        "import signal, threading, time\n"
-        "if rank == 1: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "work = dist.barrier(async_op=True)\n"
-        "if rank == 0: time.sleep(1)\n"
-        "work.wait(); dist.barrier(); time.sleep(2); dist.barrier()",
-        *(1, "KeyboardInterrupt"),
-        id="interrupt",
+TWO = "groups = [dist.new_group() for _ in range(2)]\n"
+#: What a script does, its exit status, and what is said; tests/launch/test_failures.py has most of
+#: the errors without torch.
+ENDS = {
+    "error of all": ('raise ValueError("here")', 1, "ValueError: here"),
+    "error of one": ('if rank: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
+    "status of all": ("sys.exit(3)", 3, ""),
+    "status of one": ("if rank: sys.exit(3)\ndist.barrier()", 3, ""),
+    "exit": ("if rank: sys.exit()\ndist.barrier()", 1, "barrier"),
+    "kill": ("if rank: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
+    "interrupt": ("""
+import signal, threading, time
+if rank: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+work = dist.barrier(async_op=True)
+if rank == 0: time.sleep(1)
+work.wait(); dist.barrier(); time.sleep(2); dist.barrier()
+""", 1, "KeyboardInterrupt"),
+    # In seconds; without a report they would wait for ever.
+    "groups in two orders": (
+        TWO + "for g in groups[:: 1 - 2 * rank]: dist.destroy_process_group(g)",
+        1, "the end of the group",
     ),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("then", "status", "said"), FAILS)
-def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, then, status, said):
-    """Launchers have several numbers for a rank that was killed."""
-    done = started(tmp_path, then=then)
-    assert done.returncode != 0 if status is None else done.returncode == status, done.stderr
-    assert said in done.stderr
-
-
-ASYNCHRONOUS = """
+    "groups whose names ranks do not share": ("""
+local = {"use_local_synchronization": True}
+if rank: [dist.new_group([1], **local) for _ in range(2)]
+[dist.new_group([0, 1], **local) for _ in range(2)]
+""", 0, ""),
+    # A rank with a call in the background may be late to another.
+    "calls in the background": (TWO + """
 import time
 if rank:
     work = dist.barrier(groups[1], async_op=True)
@@ -220,47 +210,28 @@ for g in groups:
         work.wait()
     else:
         dist.barrier(g)
-"""
-TWO = "groups = [dist.new_group() for _ in range(2)]\n"
+""", 0, ""),
+    "a message that never comes, on one rank": (
+        "dist.irecv(torch.ones(1), 0)\nsys.exit(3)", 3, "", 1,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_ranks_that_end_groups_in_two_orders_are_named(tmp_path):
-    """In seconds; without a report they would wait for ever."""
-    ends = "for g in groups[:: 1 - 2 * rank]: dist.destroy_process_group(g)"
-    done = started(tmp_path, then=TWO + ends)
-    assert done.returncode == 1 and "the end of the group" in done.stderr, done.stderr
-
-
-@pytest.mark.slow
-def test_groups_whose_names_ranks_do_not_share_end_together(tmp_path):
-    then = """
-local = {"use_local_synchronization": True}
-if rank: [dist.new_group([1], **local) for _ in range(2)]
-[dist.new_group([0, 1], **local) for _ in range(2)]
-"""
-    done = started(tmp_path, then=then)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("what", ENDS)
+def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, what):
+    """Launchers have several numbers for a rank that was killed."""
+    then, status, said, *ranks = ENDS[what]
+    done = started(tmp_path, "", then, *ranks)
+    assert done.returncode != 0 if status is None else done.returncode == status, done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.slow
 def test_a_rank_that_makes_no_group_is_missed(tmp_path):
     late = "import time\nif rank: time.sleep(60)\ndist.new_group()"
-    timeout = "timeout=__import__('datetime').timedelta(seconds=2)"
-    done = started(tmp_path, timeout, late)
+    done = started(tmp_path, "timeout=__import__('datetime').timedelta(seconds=2)", late)
     assert done.returncode != 0 and "missing: rank 1" in done.stderr, done.stderr
-
-
-@pytest.mark.slow
-def test_a_rank_with_a_call_in_the_background_may_be_late_to_another(tmp_path):
-    done = started(tmp_path, then=TWO + ASYNCHRONOUS)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_message_that_never_comes_does_not_keep_a_rank_that_is_alone(tmp_path):
-    done = started(tmp_path, then="dist.irecv(torch.ones(1), 0)\nsys.exit(3)", ranks=1)
-    assert done.returncode == 3, done.stderr
 
 
 def test_a_missing_script_is_one_sentence(tmp_path):

