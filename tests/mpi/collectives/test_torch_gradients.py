@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as nn
-from mpi4py import MPI
+
+from tests.mpi.collectives.forms import LAST, RANK, P
 
 pytestmark = [
     pytest.mark.quick_on(3),
@@ -12,8 +13,6 @@ pytestmark = [
     pytest.mark.usefixtures("world"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
 ]
-P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-LAST = P - 1
 EQUAL = [(2 * P, 3)] * P
 #: Rows of the block that each rank sends to rank r.
 ROWS = [r + 1 for r in range(P)]

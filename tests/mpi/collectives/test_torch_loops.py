@@ -1,12 +1,13 @@
-"""Loops of one's own over MPI: copies and averages of what DDP wraps, and ZeRO 1 to 3."""
+"""Loops of one's own over MPI: copies and averages of what DDP wraps, and compiled modules."""
 
 import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.mpi.collectives.forms import RANK, P
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 STEPS, SHARE = 6, 4
@@ -26,12 +27,11 @@ def adamw(parameters):
 
 def batches():
     drawn = torch.Generator().manual_seed(1)
-    return torch.randn(STEPS, SHARE * dist.get_world_size(), 60, generator=drawn).double()
+    return torch.randn(STEPS, SHARE * P, 60, generator=drawn).double()
 
 
 def own(batch):
-    rank = dist.get_rank()
-    return batch[SHARE * rank : SHARE * (rank + 1)]
+    return batch[SHARE * RANK :][:SHARE]
 
 
 def step(module, optimizer, batch):
