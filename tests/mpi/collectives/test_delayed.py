@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import (
-    Communicator,
-    Link,
-    delayed,
-)
+from collectives import Communicator, Link, delayed
 
+two_or_more = pytest.mark.mpi(min_size=2)
 pytestmark = pytest.mark.quick_on(3)
 
 #: Long enough to be seen beside what a busy machine adds.
@@ -48,11 +45,10 @@ def test_nothing_but_delayed_messages_is_chosen(soon, algorithm):
     assert soon.last_plan.algorithm != "native"
 
 
+@two_or_more
 @pytest.mark.parametrize("how", ["blocking", "nonblocking", "persistent"])
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "parameter_server"])
 def test_no_message_is_early(slow, algorithm, how):
-    if slow.size == 1:
-        pytest.skip("a single rank sends nothing")
     data = np.ones(64)
     plan = slow.Allreduce_init(MPI.IN_PLACE, data, algorithm=algorithm)
     for _ in range(2):  # a persistent request waits again
@@ -76,10 +72,9 @@ def test_no_message_is_early(slow, algorithm, how):
     plan.Free()
 
 
+@two_or_more
 def test_ranks_compute_while_messages_are_on_their_way(monkeypatch):
     """By a clock that stands still but for the computation."""
-    if MPI.COMM_WORLD.size == 1:
-        pytest.skip("a single rank sends nothing")
     latency, now = 0.4, [monotonic()]
     with Communicator(MPI.COMM_WORLD, transport=delayed(Link((latency, latency)))) as comm:
         data = np.empty((comm.size, 8))
@@ -99,17 +94,13 @@ def test_ranks_compute_while_messages_are_on_their_way(monkeypatch):
 
 
 def test_plans_of_several_communicators_that_are_under_way_together(soon):
-    other = soon.Dup()
-    plans, buffers = [], [np.full(100, 1.0 + i) for i in range(6)]
-    for number, data in enumerate(buffers):
-        comm = other if number % 2 else soon
-        plans.append(comm.Allreduce_init(MPI.IN_PLACE, data, algorithm="ring"))
-        plans[-1].Start()
-    # Ranks wait in different orders.
-    for plan in plans if soon.rank % 2 else plans[::-1]:
+    other, buffers = soon.Dup(), [np.full(100, 1.0 + i) for i in range(6)]
+    plans = [
+        comm.Iallreduce(MPI.IN_PLACE, data, algorithm="ring")
+        for comm, data in zip([soon, other] * 3, buffers)
+    ]
+    for plan in plans if soon.rank % 2 else plans[::-1]:  # in another order on each rank
         plan.Wait()
     for number, data in enumerate(buffers):
         assert (data == (1.0 + number) * soon.size).all()
-    for plan in plans:
-        plan.Free()
     other.Free()

@@ -11,22 +11,22 @@ class Own(Communicator):
     """A program's own kind."""
 
 
+# Rings.
+
+
 def grid(comm):
     return comm.Create_cart([comm.size], [True])
 
 
 def graph(comm):
-    """A ring."""
     size = comm.size
     edges = [(rank + step) % size for rank in range(size) for step in (-1, 1)]
     return comm.Create_graph([2 * (rank + 1) for rank in range(size)], edges)
 
 
 def adjacent(comm):
-    """A ring of one direction."""
-    return comm.Create_dist_graph_adjacent(
-        [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size]
-    )
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    return comm.Create_dist_graph_adjacent([left], [right])
 
 
 def distributed(comm):
@@ -94,9 +94,8 @@ def test_parts_of_a_grid_are_grids():
         for part in (row, column):
             assert isinstance(part, MPI.Cartcomm) and isinstance(part, Communicator)
             part.Allreduce(MPI.IN_PLACE, items := np.full(3, 0.1))
-            assert (
-                part.last_plan.algorithm == "exact" and (items == np.float64(0.1 * part.size)).all()
-            )
+            assert part.last_plan.algorithm == "exact"
+            assert (items == np.float64(0.1 * part.size)).all()
             part.Free()
         assert cart.coords == cart.Get_coords(cart.rank) == [0, cart.rank]
         cart.Free()
