@@ -9,7 +9,6 @@ from mpi4py import MPI
 from collectives import Algorithm, MismatchError, ScheduleError, UnknownAlgorithm, register
 from collectives.algorithms import butterfly, find, ring
 from collectives.analysis.user_code import resolve
-from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 from tests.local.shared_ranks import reduces_in_turn
 from tests.mpi.collectives.forms import FORMS, run
 
@@ -44,35 +43,25 @@ def test_it_runs_in_every_form(comm, memory, form, in_place, spelled):
 
 
 def in_later_rounds(rank, size):
-    """A chain to rank 0 and back in two chunks, whose messages arrive in later rounds than they
-    leave in; for 3 ranks."""
-    if size != 3:
-        raise UnknownAlgorithm("it is for 3 ranks")
-    down, up = rank - 1, rank + 1
-    if rank == size - 1:
-        yield from [(Send(down, sendbuf[chunk]),) for chunk in (0, 1)]
-        yield from [(Recv(down, recvbuf[chunk]),) for chunk in (0, 1)]
-        return
-    first, second = (RecvReduce(up, recvbuf[chunk], sendbuf[chunk]) for chunk in (0, 1))
-    yield (first,)
-    if rank == 0:
-        yield Send(up, recvbuf[0]), second
-        yield (Send(up, recvbuf[1]),)
-        return
-    yield Send(down, recvbuf[0]), second
-    yield (Recv(down, recvbuf[0]),)
-    yield Send(down, recvbuf[1]), Send(up, recvbuf[0])
-    yield (Recv(down, recvbuf[1]),)
-    yield (Send(up, recvbuf[1]),)
+    """A ring whose messages arrive in later rounds than they leave in, as rank 0 pauses."""
+    for steps in ring.allreduce(rank, size):
+        if rank == 0:
+            yield ()
+        yield steps
 
 
 @pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
 @both_memories
-def test_the_order_within_rounds_and_messages_that_arrive_in_later_ones(comm, memory):
-    of_two = {"chunks": lambda size: 2}
-    expect_sum(comm, memory, Algorithm("allreduce", "in_turn", reduces_in_turn, **of_two))
-    later = Algorithm("allreduce", "later", in_later_rounds, **of_two, in_place=False)
-    expect_sum(comm, memory, later)
+def test_a_round_reduces_in_the_order_in_which_it_says(comm, memory):
+    own = Algorithm("allreduce", "in_turn", reduces_in_turn, chunks=lambda size: 2)
+    expect_sum(comm, memory, own)
+
+
+@several
+@both_memories
+def test_messages_that_arrive_in_later_rounds(comm, memory):
+    own = Algorithm("allreduce", "later", in_later_rounds, chunks=lambda size: size)
+    expect_sum(comm, memory, own)
     with pytest.raises(UnknownAlgorithm, match="no segments, as some messages leave in a round"):
         expect_sum(comm, memory, "later:segments=2")
 

@@ -77,7 +77,6 @@ def test_gradients_are_those_of_one_process(name):
     for one, other in zip(found, expected[RANK], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
     loss(RANK, found).backward()
-    gradient = every[RANK].grad
-    if gradient is None:  # nothing depends on this rank's tensor
-        gradient = torch.zeros_like(x)
+    # Nothing may depend on this rank's tensor.
+    gradient = torch.zeros_like(x) if every[RANK].grad is None else every[RANK].grad
     torch.testing.assert_close(x.grad, gradient, rtol=1e-12, atol=1e-12)

@@ -39,6 +39,7 @@ def is_shared(group, tensor):
 
 
 def two_layers():
+    """Large enough that their buckets lie in memory that the ranks share."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(200, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200)
@@ -46,8 +47,13 @@ def two_layers():
 
 
 def batches(number):
+    """For each step, four rows a rank."""
     drawn = torch.Generator().manual_seed(1)
     return torch.randn(number, 4 * P, 200, generator=drawn).double()
+
+
+def own(batch):
+    return batch[4 * RANK :][:4]
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -62,10 +68,10 @@ def test_buckets_of_ddp_are_shared_by_themselves(group, views):
     for batch in batches(6):
         net.zero_grad()
         alone.zero_grad()
-        net(batch[4 * RANK :][:4]).square().mean().backward()
+        net(own(batch)).square().mean().backward()
         alone(batch).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
+        for mine, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
     large = [bucket for bucket in buckets if bucket.nbytes > 1 << 16]
     assert is_shared(group, large[-1]) == (P > 1)
     assert not views or is_shared(group, module[0].weight.grad) == (P > 1)
@@ -150,10 +156,10 @@ def test_fsdp2_takes_its_buffers_from_the_group(group):
     module, alone = sharded(group), two_layers()
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, alone)]
     for batch in batches(5):
-        module(batch[4 * RANK :][:4]).square().mean().backward()
+        module(own(batch)).square().mean().backward()
         alone(batch).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
+        for mine, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
