@@ -268,7 +268,7 @@ FAULTS = [
     ),
     Fault(
         "engine: native calls do not end the plans under way",
-        "tests/mpi/collectives/test_communicator.py", "collectives/calls/engine.py",
+        "tests/mpi/collectives/test_life_of_plans.py", "collectives/calls/engine.py",
         "        self.progress.drain()\n        if self.progress.traffic",
         "        if self.progress.traffic",
     ),

@@ -1,11 +1,14 @@
 """A collective in MPI's three forms, buffers in some, and sums that say whether all is well."""
 
+import os
+from contextlib import suppress
+
 import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import CollectiveError, Communicator
 from collectives.calls.choice import Entry, Rule, Table
 from collectives.calls.native import library
 
@@ -73,6 +76,20 @@ def expect_sum(comm, items, algorithm=None, plus=0, form="blocking"):
     items[...] = comm.rank + plus
     run(comm, form, "Allreduce", MPI.IN_PLACE, items, algorithm=algorithm)
     assert (items == total(comm) + plus * comm.size).all()
+
+
+def refused_in_child(calls):
+    """How many of the calls raise in a process that this rank forks, as it is no rank."""
+    refused = 0
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for call in calls:
+        with suppress(Exception):
+            try:
+                call()
+            except CollectiveError as error:
+                refused += "was forked by a rank" in str(error)
+    os._exit(refused)
 
 
 def tuned(folder, *told, per_node=None):

@@ -5,6 +5,7 @@ import pickle
 import re
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,8 +24,6 @@ from collectives.calls.choice import Situation, choose
 from collectives.calls.native import library
 from collectives.calls.tables import load
 from tests.mpi.collectives.forms import expect_sum, expect_well, total
-
-two_or_more = pytest.mark.mpi(min_size=2)
 
 
 def test_counts_and_displacements(comm):
@@ -172,6 +171,7 @@ def test_a_node_that_does_not_share_memory(monkeypatch):
     """One rank's failure makes it ordinary memory on all, and everything else goes on."""
     with Communicator(MPI.COMM_WORLD) as comm:
         if comm.rank == comm.size - 1:
+            refuse = Mock(side_effect=PermissionError("not in this container"))
             monkeypatch.setattr("collectives.execution.transport.shared_memory.Mapping", refuse)
         expect_sum(comm, comm.empty(5000, float), "direct")
         assert "shared" not in comm.last_plan.reason
@@ -196,10 +196,6 @@ def test_memory_that_one_rank_lacks_is_an_error_of_that_kind_on_all(caplog):
             comm.empty(1 << 55 if alone else 1)
         comm.empty(1)
     assert caplog.messages == ["ordinary memory instead of shared: messages have checksums"]
-
-
-def refuse(*arguments):
-    raise PermissionError("not in this container")
 
 
 def blocks(comm, odd):
@@ -235,7 +231,7 @@ DIFFERENT = {
 SAID = ("as a plan", "root None|root 0", "no operation", "commute", "counts do not", "for rank")
 
 
-@two_or_more
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_checking_finds_calls_that_do_not_belong_together(what):
     with Communicator(MPI.COMM_WORLD, check=True) as comm:

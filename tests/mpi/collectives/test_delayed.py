@@ -13,25 +13,18 @@ pytestmark = pytest.mark.quick_on(3)
 
 #: Long enough to be seen beside what a busy machine adds.
 LATENCY = 0.03
-SLOW = delayed(Link((LATENCY, LATENCY)))
-SOON = delayed(Link((1e-4, 3e-4), 1e9))
 
 
 @pytest.fixture(scope="module")
 def slow():
-    with Communicator(MPI.COMM_WORLD, transport=SLOW) as comm:
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((LATENCY, LATENCY)))) as comm:
         yield comm
 
 
 @pytest.fixture(scope="module")
 def soon():
-    with Communicator(MPI.COMM_WORLD, transport=SOON) as comm:
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((1e-4, 3e-4), 1e9))) as comm:
         yield comm
-
-
-def started_together(comm):
-    """The time at which the last rank comes here: no message of what follows starts before."""
-    return MPI.Intracomm(comm).allreduce(monotonic(), MPI.MAX)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "native"])
@@ -53,7 +46,8 @@ def test_no_message_is_early(slow, algorithm, how):
     plan = slow.Allreduce_init(MPI.IN_PLACE, data, algorithm=algorithm)
     for _ in range(2):  # a persistent request waits again
         data[...] = 1
-        begin = started_together(slow)
+        # The last rank begins then: no message of what follows starts before.
+        begin = MPI.Intracomm(slow).allreduce(monotonic(), MPI.MAX)
         if how == "blocking":
             slow.Allreduce(MPI.IN_PLACE, data, algorithm=algorithm)
         elif how == "nonblocking":

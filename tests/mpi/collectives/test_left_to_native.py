@@ -52,6 +52,7 @@ def test_from_the_first_shared_array_on_calls_are_read(comm):
     assert not on_one_node or comm.last_plan.algorithm != "native"
     comm.Allreduce(MPI.IN_PLACE, ordinary)
     assert comm.last_plan.algorithm == "native" and np.all(ordinary == comm.size**2)
+    assert comm.last_plan is not fast_path.LEFT_TO_NATIVE
     comm.close()
     comm.Allreduce(MPI.IN_PLACE, ordinary)
     assert comm.last_plan is fast_path.LEFT_TO_NATIVE

@@ -42,23 +42,13 @@ KINDS = (
 )
 
 
-def in_threads(act):
-    """``act(thread)`` in some threads that begin together; the first error is raised here."""
-    start = threading.Barrier(THREADS)
-
-    def begin(thread):
-        start.wait()
-        act(thread)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(begin, range(THREADS)))
-
-
 @pytest.mark.parametrize("number", [16, slow_case(64)])
 def test_no_thread_waits_for_another_ones_communicator(number):
     comms = [Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % 3]) for n in range(number)]
+    start = threading.Barrier(THREADS)
 
     def work(thread):
+        start.wait()
         draws = Random(f"{thread} {RANK}")
         time.sleep(0.05 * ((thread + RANK) % 2))
         for turn in range(2):
@@ -66,7 +56,8 @@ def test_no_thread_waits_for_another_ones_communicator(number):
                 time.sleep(0.003 * draws.random())
                 KINDS[(n // 3 + turn) % len(KINDS)](comms[n])
 
-    in_threads(work)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
     for comm in comms:
         comm.Free()
 

@@ -1,6 +1,5 @@
 """Small calls of ``torch.distributed``, the roots that they name, and groups of threads."""
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
@@ -11,10 +10,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError, MismatchError
+from collectives.errors import MismatchError
 from collectives.torch.backend import backend_of
 from collectives.torch.order import CollectiveWork
-from tests.mpi.collectives.forms import LAST, RANK, P
+from tests.mpi.collectives.forms import LAST, RANK, P, refused_in_child
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 two_or_more = pytest.mark.mpi(min_size=2)
@@ -113,14 +112,6 @@ def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
     assert tensor.item() == P
 
 
-def is_refused(call):
-    try:
-        call()
-    except Exception as error:
-        return isinstance(error, CollectiveError) and "forked by a rank" in str(error)
-    return False
-
-
 def test_a_process_that_was_forked_is_no_rank(group):
     """Its calls would take its parent's messages, and its parent's memory."""
     calls = [
@@ -132,11 +123,7 @@ def test_a_process_that_was_forked_is_no_rank(group):
         dist.new_group,
     ]
     dist.all_reduce(torch.ones(100_000), group=group, async_op=True).wait()
-    if (child := os.fork()) == 0:
-        refused = sum(map(is_refused, calls))
-        backend_of(group).shutdown()
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert refused_in_child([*calls, backend_of(group).shutdown]) == len(calls)
     dist.all_reduce(tensor := torch.ones(3), group=group)
     assert tensor.tolist() == [P] * 3
 
