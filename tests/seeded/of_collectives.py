@@ -141,7 +141,7 @@ FAULTS = [
           "collectives/execution/memory.py",
           '"bxor": (np.bitwise_xor, INTEGER)', '"bxor": (np.bitwise_or, INTEGER)'),
     Fault("engine: native calls do not end the plans under way",
-          "tests/mpi/collectives/test_communicator.py", "collectives/calls/engine.py",
+          "tests/mpi/collectives/test_life_of_plans.py", "collectives/calls/engine.py",
           "        self.progress.drain()\n        if self.progress.traffic",
           "        if self.progress.traffic"),
     Fault("progress: a waiting rank leaves other plans alone",

@@ -1,17 +1,21 @@
 """A collective in MPI's three forms, buffers in some, and sums that say whether all is well."""
 
+import os
+from contextlib import suppress
+
+import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
-from collectives.contracts import Member, contract
-from tests.local.references import reference
+from collectives import CollectiveError, Communicator
+from collectives.calls.choice import Entry, Rule, Table
+from collectives.calls.native import library
 
+P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+LAST, LEFT, RIGHT = P - 1, (RANK - 1) % P, (RANK + 1) % P
 #: Ways to make a call; ``None``, the plain one, as ``blocking``.
 FORMS = ("blocking", "nonblocking", "persistent")
-
-
 #: Methods that are not called as their collective.
 METHODS = {"reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast"}
 
@@ -24,10 +28,7 @@ def run(comm, form, name, *given, **how):
         request = getattr(comm, f"I{name.lower()}")(*given, **how)
         request.Wait()
         return request
-    run_once(getattr(comm, f"{name}_init")(*given, **how))
-
-
-def run_once(plan):
+    plan = getattr(comm, f"{name}_init")(*given, **how)
     plan.Start()
     plan.Wait()
     plan.Free()
@@ -77,17 +78,29 @@ def expect_sum(comm, items, algorithm=None, plus=0, form="blocking"):
     assert (items == total(comm) + plus * comm.size).all()
 
 
-def sent(collective, comm, count, dtype, rank, root=0, seed=0):
-    """What ``rank`` sends: whole numbers whose sums every type represents."""
-    items = count * contract(collective).send_blocks(Member(rank, comm.size, root))
-    return np.random.default_rng([seed, rank]).integers(0, 8, items).astype(dtype)
+def refused_in_child(calls):
+    """How many of the calls raise in a process that this rank forks, as it is no rank."""
+    refused = 0
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for call in calls:
+        with suppress(Exception):
+            try:
+                call()
+            except CollectiveError as error:
+                refused += "was forked by a rank" in str(error)
+    os._exit(refused)
 
 
-def wanted(collective, comm, count, dtype, root=0, seed=0):
-    """What this rank must receive; ``None`` if nothing."""
-    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(comm.size)]
-    found = reference(collective, everybody, comm.rank, root)
-    return None if found is None else found.astype(dtype)
+def tuned(folder, *told, per_node=None):
+    """The file of a table: for all-reduces in a kind of memory, an algorithm from some bytes on."""
+    size, path = MPI.COMM_WORLD.size, folder / "tuned.json"
+    entries = [
+        Entry(library(), "allreduce", memory, size, per_node or size, [Rule(start, algorithm, 2.0)])
+        for memory, algorithm, start in told
+    ]
+    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, entries)))
+    return path
 
 
 def fresh():

@@ -4,22 +4,22 @@ import csv
 import json
 
 import pytest
+from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.__main__ import main
 from collectives.algorithms import names
+from collectives.bench.measure import FLOORS
 from collectives.contracts import CONTRACTS
 
 QUICK = ["-b", "8", "-e", "2K", "-f", "16", "-n", "2", "--repeats", "3"]
 
 
-def bench(comm, folder, *arguments):
+def bench(folder, *arguments):
     """Exit status and, on every rank, what rank 0 wrote."""
-    folder = comm.bcast(str(folder))
     status = main(["bench", *arguments, "-J", f"{folder}/b.json", "--csv", f"{folder}/b.csv"])
-    comm.Barrier()
-    with open(f"{folder}/b.json") as file:
-        return status, json.load(file), folder
+    MPI.COMM_WORLD.Barrier()
+    return status, json.loads((folder / "b.json").read_text())
 
 
 #: What has another name or call than the collectives: what is measured, and an algorithm.
@@ -32,21 +32,22 @@ OTHERS = {
 
 @pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("collective", [*CONTRACTS, *OTHERS])
-def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
-    status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
-    assert status == 0
+def test_every_algorithm_is_measured_and_right(comm, folder, capsys, collective):
+    status, told = bench(folder, collective, *QUICK, "--place", "both", "--floor")
     results = told["results"]
     measured, one = OTHERS.get(collective) or (collective, names(collective)[0])
-    assert {r["collective"] for r in results} == {measured}
+    assert status == 0 and {r["collective"] for r in results} == {measured}
     assert {r["algorithm"] for r in results} >= {"native", one}
     right = None if collective == "barrier" else 0
     assert all(r["wrong"] == right and len(r["times_us"]) == 3 for r in results)
     assert all(r["p50_us"] > 0 and len(r["ranks_us"]) == comm.size for r in results)
+    floors = {(r["floor_us"] or 0) > 0 for r in results}
+    assert floors == {measured.removesuffix("v") in FLOORS}
     empty = {(r["bytes"], r["op"]) for r in results} == {(1, "none")}
     assert empty == (collective == "barrier")
     assert told["environment"]["ranks"] == comm.size
     assert (comm.size == 1) == (told["environment"]["store_ns"] is None)
-    with open(f"{folder}/b.csv") as file:
+    with (folder / "b.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(results)
     lines = capsys.readouterr().out.splitlines()
     if comm.rank == 0:
@@ -57,32 +58,21 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
         assert not lines
 
 
-@pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("collective", ["allreduce", "broadcast"])
-def test_the_least_memory_traffic(comm, tmp_path, collective):
-    _, told, _ = bench(comm, tmp_path, collective, *QUICK, "--floor", "--memory", "both")
-    for result in told["results"]:
-        known = collective != "broadcast"
-        assert (result["floor_us"] is not None) == known
-        assert not known or result["floor_us"] > 0
-
-
-def test_osus_columns_a_plot_and_too_little_bandwidth(comm, tmp_path, capsys):
-    more = ["--format", "osu", "--plot", f"{tmp_path}/b.png", "--min-busbw", "1e9"]
+def test_osus_columns_a_plot_and_too_little_bandwidth(comm, folder, capsys):
+    more = ["--format", "osu", "--plot", f"{folder}/b.png", "--min-busbw", "1e9", "--floor"]
     more += ["--memory", "both", "--place", "both"]
-    status, _, folder = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *more)
-    assert status == 1
+    status, told = bench(folder, "allreduce", *QUICK, "--algorithm", "ring", *more)
+    assert status == 1 and all(r["floor_us"] > 0 for r in told["results"])
     if comm.rank == 0:
         told = capsys.readouterr().out
         assert "# Size       Avg Latency(us)   Min Latency(us)" in told
         rows = [line.split() for line in told.splitlines() if line[:1].isdigit()]
         buffers = [("numpy", "out"), ("numpy", "in"), ("shared", "out"), ("shared", "in")]
         assert len(rows) % 4 == 0 and {(*row[-2:],) for row in rows} == {*buffers}
-        with open(f"{folder}/b.png", "rb") as file:
-            assert file.read(4) == b"\x89PNG"
+        assert (folder / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
+def test_wrong_results_are_counted(comm, folder, monkeypatch):
     real = Communicator.plan
 
     def sabotaged(comm, arguments, algorithm):
@@ -93,29 +83,30 @@ def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
         return plan
 
     monkeypatch.setattr(Communicator, "plan", sabotaged)
-    status, told, _ = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring")
+    status, told = bench(folder, "allreduce", *QUICK, "--algorithm", "ring")
     assert status == 1
     wrong = {r["algorithm"]: r["wrong"] for r in told["results"]}
     assert wrong["ring"] == comm.size  # an element on each rank, of which several bytes differ
     assert wrong["native"] == 0
 
 
-def test_sets_of_buffers_leave_all_plans_in_shared_memory(comm, tmp_path, caplog):
+def test_sets_of_buffers_leave_all_plans_in_shared_memory(folder, caplog):
     more = ["--memory", "shared", "--buffers", "rotating", "-e", "8", "-n", "1", "--repeats", "1"]
-    _, told, _ = bench(comm, tmp_path, "allreduce", *more)
-    results = told["results"]
+    results = bench(folder, "allreduce", *more)[1]["results"]
     assert 400 < len(results) * results[0]["sets"] <= 510
     assert not caplog.messages
 
 
 def test_mistakes(comm, capsys, monkeypatch):
-    assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
-    nodes = f"hierarchical:local={comm.size + 1}"
-    assert main(["bench", "allreduce", "--algorithm", nodes]) == 2
-    assert main(["bench", "allreduce", "-d", "flaot"]) == 2
-    assert main(["bench", "allreduce", "-o", "band"]) == 2
-    assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
-    assert main(["bench", "scatter", "--place", "in"]) == 2
+    for words in (
+        "allreduce --algorithm rign",
+        f"allreduce --algorithm hierarchical:local={comm.size + 1}",
+        "allreduce -d flaot",
+        "allreduce -o band",
+        "reduce_scatter --place in",
+        "scatter --place in",
+    ):
+        assert main(["bench", *words.split()]) == 2
     pairs = ["bench", "osu_bw", "-e", "8", "-n", "1", "--repeats", "1"]
     assert main(pairs) == (2 if comm.size == 1 else 0)
     with monkeypatch.context() as apart:

@@ -1,5 +1,7 @@
 """Sums of codes on real ranks, against the same arithmetic on lists of vectors."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -7,6 +9,7 @@ from mpi4py import MPI
 from collectives import CollectiveError, Communicator
 from collectives.codec import Dice, Residual, shards
 from collectives.coded import Coding, TwoPhase
+from tests.mpi.collectives.forms import expect_well
 
 pytestmark = pytest.mark.quick_on(3)
 LENGTHS = (0, 1, 3, 8, 257)
@@ -51,8 +54,14 @@ def round_trip(codec, x, draw=None):
     return back
 
 
-def given(rank, n, dtype):
+def given(rank, n, dtype=np.float64):
     return np.random.default_rng([3, rank]).normal(size=n).astype(dtype)
+
+
+def summed(comm, n, dtype=np.float64, place=0):
+    """The sum of what all ranks' codes say."""
+    every = (given(rank + place, n, dtype) for rank in range(comm.size))
+    return np.sum([round_trip(Steps(), one) for one in every], axis=0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -65,8 +74,7 @@ def test_two_phases_decode_add_in_rank_order_and_decode_again(comm, n, dtype):
     for _ in range(2):
         plan.Start()
         plan.Wait()
-        decoded = [round_trip(codec, given(rank, n, dtype)) for rank in range(comm.size)]
-        assert np.array_equal(total, round_trip(codec, np.sum(decoded, axis=0)).astype(dtype))
+        assert np.array_equal(total, round_trip(codec, summed(comm, n, dtype)).astype(dtype))
     assert np.array_equal(own, before)
     assert plan.sent == 2 * (comm.size - 1) * codec.nbytes(shards(n, comm.size)[0])
     plan.Free()
@@ -76,14 +84,13 @@ def test_two_phases_decode_add_in_rank_order_and_decode_again(comm, n, dtype):
 def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
     counts = [n if rank == comm.size - 1 else 0 for rank in range(comm.size)]
     for lengths in (counts, shards(n, comm.size)):
-        own, total = given(comm.rank, n, np.float64), np.empty(lengths[comm.rank])
+        own, total = given(comm.rank, n), np.empty(lengths[comm.rank])
         plan = TwoPhase(comm, Coding(Steps()), own, total, lengths)
         plan.Start()
         while not plan.Test():
             pass
         start = sum(lengths[: comm.rank])
-        every = [round_trip(Steps(), given(rank, n, np.float64)) for rank in range(comm.size)]
-        assert np.array_equal(total, np.sum(every, axis=0)[start : start + total.size])
+        assert np.array_equal(total, summed(comm, n)[start : start + total.size])
         plan.Free()
 
 
@@ -118,7 +125,7 @@ def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm):
 def test_dice_are_the_step_s_and_the_rank_s(comm):
     totals = []
     for step in (4, 5, 4):
-        own, total = given(comm.rank, 64, np.float64), np.empty(64)
+        own, total = given(comm.rank, 64), np.empty(64)
         plan = TwoPhase(comm, Coding(Coin(), dice=Dice(1, comm.rank, step), place=2), own, total)
         plan.Start()
         plan.Wait()
@@ -144,32 +151,16 @@ def test_sums_under_way_at_once_may_end_in_any_order(comm):
     while order:
         order = [at for at in order if not plans[at].Test()]
     for place, total in enumerate(totals):
-        every = [
-            round_trip(Steps(), given(rank + 10 * place, 50, np.float32))
-            for rank in range(comm.size)
-        ]
-        wanted = np.sum(every, axis=0, dtype=np.float64)
-        assert np.array_equal(total, round_trip(Steps(), wanted).astype(np.float32))
+        assert np.array_equal(total, round_trip(Steps(), summed(comm, 50, np.float32, 10 * place)))
         plans[place].Free()
-
-
-class Breaking(Steps):
-    """Raises where it decodes, if it is told to."""
-
-    breaks = False
-
-    def decode(self, code, x):
-        if self.breaks:
-            raise FloatingPointError("told to")
-        super().decode(code, x)
 
 
 def test_a_sum_that_was_left_in_the_middle_says_so(comm):
     """On every rank here; never as a sum that is complete."""
-    own, total, codec = given(comm.rank, 40, np.float64), np.zeros(40), Breaking()
+    own, total, codec = given(comm.rank, 40), np.zeros(40), Steps()
     with Communicator(MPI.COMM_WORLD) as other:
         plan = TwoPhase(other, Coding(codec), own, total)
-        codec.breaks = True
+        codec.decode = Mock(side_effect=FloatingPointError)
         with pytest.raises(FloatingPointError):
             plan.Start()
             plan.Wait()
@@ -178,31 +169,26 @@ def test_a_sum_that_was_left_in_the_middle_says_so(comm):
                 again()
     # Other communicators' collectives do not stumble over it.
     assert comm.allreduce(1) == comm.size
-    one = np.ones(1)
-    comm.Allreduce(MPI.IN_PLACE, one, algorithm="ring")
-    assert one[0] == comm.size
+    expect_well(comm)
     assert not total.any()
 
 
 @pytest.mark.parametrize("between", ["native", "ring", "empty", "barrier"])
 def test_other_collectives_may_come_between_start_and_wait(comm, between):
     """Ranks come to them in other phases; none waits for one that waits for it."""
-    own, total = given(comm.rank, 5000, np.float64), np.empty(5000)
+    own, total = given(comm.rank, 5000), np.empty(5000)
     plan = TwoPhase(comm, Coding(Steps()), own, total)
     for turn in range(3):
         plan.Start()
         if comm.rank == turn % comm.size:
             for _ in range(2000):
                 plan.Test()
-        one = np.ones(1)
         if between == "empty":
             comm.empty(7, np.float64)
         elif between == "barrier":
             comm.barrier()
         else:
-            comm.Allreduce(MPI.IN_PLACE, one, algorithm=between)
-            assert one[0] == comm.size
+            expect_well(comm, between)
         plan.Wait()
-        every = [round_trip(Steps(), given(rank, 5000, np.float64)) for rank in range(comm.size)]
-        assert np.array_equal(total, round_trip(Steps(), np.sum(every, axis=0)))
+        assert np.array_equal(total, round_trip(Steps(), summed(comm, 5000)))
     plan.Free()

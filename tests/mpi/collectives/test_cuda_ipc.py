@@ -1,5 +1,7 @@
 """Memory of GPUs that the ranks map, by the stand-in for CuPy: who waits for whom, who lets go."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -8,25 +10,22 @@ from collectives import Communicator
 from collectives.errors import InvalidBuffer
 from tests.queued_cupy import RecordedTransport
 
-two_gpus = pytest.mark.parametrize("cupy", [2], indirect=True)
-pytestmark = [pytest.mark.quick_on(3), two_gpus]
+two_or_more = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.quick_on(3), pytest.mark.parametrize("cupy", [2], indirect=True)]
 
 
 @pytest.fixture
 def comm(cupy):
     """One of its own on the second GPU, for what a test does to the stand-in must not last."""
     cupy.cuda.Device(1).use()
-    communicator = Communicator(MPI.COMM_WORLD, device="staged", transport=RecordedTransport)
-    yield communicator
-    communicator.close()
+    with Communicator(MPI.COMM_WORLD, device="staged", transport=RecordedTransport) as made:
+        yield made
 
 
+@two_or_more
 def test_ranks_ask_for_one_kind_of_memory(comm):
-    if comm.size == 1:
-        pytest.skip("for several ranks")
-    with pytest.raises(
-        InvalidBuffer, match='rank 0 with memory="cupy", rank 1 with memory="numpy"'
-    ):
+    told = 'rank 0 with memory="cupy", rank 1 with memory="numpy"'
+    with pytest.raises(InvalidBuffer, match=told):
         comm.empty(10, np.int64, "numpy" if comm.rank else "cupy")
     assert not comm.empty(10).any()
 
@@ -52,19 +51,14 @@ def test_a_stream_may_still_read_the_others_memory_when_the_communicator_closes(
     assert copy.size >= 100 * 8
 
 
+@two_or_more
 @pytest.mark.parametrize("trouble", ["cannot open", "opens something else"])
 def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
     """One rank's trouble is everybody's; the arrays are ordinary ones."""
-    if comm.size == 1:
-        pytest.skip("nobody to share with")
     if comm.rank == comm.size - 1:
-        runtime = cupy.cuda.runtime
-        other = cupy.zeros(100, np.uint8)
-
-        def refuse(handle):
-            raise RuntimeError("cudaErrorPeerAccessUnsupported")
-
+        runtime, other = cupy.cuda.runtime, cupy.zeros(100, np.uint8)
         if trouble == "cannot open":
+            refuse = Mock(side_effect=RuntimeError("cudaErrorPeerAccessUnsupported"))
             monkeypatch.setattr(runtime, "ipcOpenMemHandle", refuse)
         else:
             monkeypatch.setattr(runtime, "ipcOpenMemHandle", lambda handle: other.data.ptr)
@@ -82,13 +76,10 @@ def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
 def test_a_rank_without_a_gpu(comm, cupy, monkeypatch):
     """All ranks are told, and go on."""
     last = comm.size - 1
-
-    def device(*number):
-        raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device")
-
+    none = cupy.cuda.runtime.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device")
     with monkeypatch.context() as patch:
         if comm.rank == last:
-            patch.setattr(cupy.cuda, "Device", device)
+            patch.setattr(cupy.cuda, "Device", Mock(side_effect=none))
         with pytest.raises(InvalidBuffer, match=f"rank {last}: .*cudaErrorNoDevice"):
             comm.empty(3, float, "cupy")
     assert comm.allreduce(1) == comm.size

@@ -6,35 +6,25 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import (
-    Communicator,
-    Link,
-    delayed,
-)
+from collectives import Communicator, Link, delayed
 
+two_or_more = pytest.mark.mpi(min_size=2)
 pytestmark = pytest.mark.quick_on(3)
 
 #: Long enough to be seen beside what a busy machine adds.
 LATENCY = 0.03
-SLOW = delayed(Link((LATENCY, LATENCY)))
-SOON = delayed(Link((1e-4, 3e-4), 1e9))
 
 
 @pytest.fixture(scope="module")
 def slow():
-    with Communicator(MPI.COMM_WORLD, transport=SLOW) as comm:
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((LATENCY, LATENCY)))) as comm:
         yield comm
 
 
 @pytest.fixture(scope="module")
 def soon():
-    with Communicator(MPI.COMM_WORLD, transport=SOON) as comm:
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((1e-4, 3e-4), 1e9))) as comm:
         yield comm
-
-
-def started_together(comm):
-    """The time at which the last rank comes here: no message of what follows starts before."""
-    return MPI.Intracomm(comm).allreduce(monotonic(), MPI.MAX)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "native"])
@@ -48,16 +38,16 @@ def test_nothing_but_delayed_messages_is_chosen(soon, algorithm):
     assert soon.last_plan.algorithm != "native"
 
 
+@two_or_more
 @pytest.mark.parametrize("how", ["blocking", "nonblocking", "persistent"])
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "parameter_server"])
 def test_no_message_is_early(slow, algorithm, how):
-    if slow.size == 1:
-        pytest.skip("a single rank sends nothing")
     data = np.ones(64)
     plan = slow.Allreduce_init(MPI.IN_PLACE, data, algorithm=algorithm)
     for _ in range(2):  # a persistent request waits again
         data[...] = 1
-        begin = started_together(slow)
+        # The last rank begins then: no message of what follows starts before.
+        begin = MPI.Intracomm(slow).allreduce(monotonic(), MPI.MAX)
         if how == "blocking":
             slow.Allreduce(MPI.IN_PLACE, data, algorithm=algorithm)
         elif how == "nonblocking":
@@ -76,10 +66,9 @@ def test_no_message_is_early(slow, algorithm, how):
     plan.Free()
 
 
+@two_or_more
 def test_ranks_compute_while_messages_are_on_their_way(monkeypatch):
     """By a clock that stands still but for the computation."""
-    if MPI.COMM_WORLD.size == 1:
-        pytest.skip("a single rank sends nothing")
     latency, now = 0.4, [monotonic()]
     with Communicator(MPI.COMM_WORLD, transport=delayed(Link((latency, latency)))) as comm:
         data = np.empty((comm.size, 8))
@@ -99,17 +88,13 @@ def test_ranks_compute_while_messages_are_on_their_way(monkeypatch):
 
 
 def test_plans_of_several_communicators_that_are_under_way_together(soon):
-    other = soon.Dup()
-    plans, buffers = [], [np.full(100, 1.0 + i) for i in range(6)]
-    for number, data in enumerate(buffers):
-        comm = other if number % 2 else soon
-        plans.append(comm.Allreduce_init(MPI.IN_PLACE, data, algorithm="ring"))
-        plans[-1].Start()
-    # Ranks wait in different orders.
-    for plan in plans if soon.rank % 2 else plans[::-1]:
+    other, buffers = soon.Dup(), [np.full(100, 1.0 + i) for i in range(6)]
+    plans = [
+        comm.Iallreduce(MPI.IN_PLACE, data, algorithm="ring")
+        for comm, data in zip([soon, other] * 3, buffers)
+    ]
+    for plan in plans if soon.rank % 2 else plans[::-1]:  # in another order on each rank
         plan.Wait()
     for number, data in enumerate(buffers):
         assert (data == (1.0 + number) * soon.size).all()
-    for plan in plans:
-        plan.Free()
     other.Free()

@@ -94,12 +94,12 @@ def test_auto_says_what_it_runs(comm, road):
     "collective",
     ["allreduce", *(slow_case(name) for name in ("reduce_scatter", "allgather", "broadcast"))],
 )
-def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
+def test_the_benchmark(comm, cupy, folder, collective, memory):
     """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""
     has_own_gpu = comm.size == 1 or stands_in(cupy)
     wanted = f"{names(collective)[0]},auto" + (",nccl" if has_own_gpu else "")
     arguments = [*QUICK, "--memory", memory, "--algorithm", wanted]
-    status, told, _ = bench(comm, tmp_path, collective, *arguments)
+    status, told = bench(folder, collective, *arguments)
     assert status == 0
     assert {r["algorithm"] for r in told["results"]} == {*wanted.split(","), "native"}
     assert all(r["wrong"] == 0 and r["memory"] == memory for r in told["results"])
@@ -108,12 +108,12 @@ def test_the_benchmark(comm, cupy, tmp_path, collective, memory):
 
 
 @pytest.mark.quick_on(2, 3)
-def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
+def test_nccl_is_told_apart_from_nothing(cupy, folder, monkeypatch):
     """A row that does nothing is counted as wrong."""
     if not stands_in(cupy):
         pytest.skip("NCCL itself is not broken")
     monkeypatch.setattr(queued_cupy.nccl.Communicator, "allReduce", lambda *given: None)
     arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring,nccl"]
-    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments)
+    status, told = bench(folder, "allreduce", *arguments)
     assert status == 1
     assert {r["algorithm"] for r in told["results"] if r["wrong"]} == {"nccl"}

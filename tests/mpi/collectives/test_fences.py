@@ -8,8 +8,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.transport import shared_memory
-
-RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+from tests.mpi.collectives.forms import RANK, P
 
 
 @pytest.fixture
@@ -27,18 +26,18 @@ def test_sums_are_right_and_fences_are_made(comm, monkeypatch, algorithm):
     monkeypatch.setattr(shared_memory.Fences, "__call__", lambda own: (made.append(1), real(own)))
     mine, total = comm.empty(100_000), comm.empty(100_000)
     plan = comm.Allreduce_init(mine, total, algorithm=algorithm)
-    wanted = SIZE * np.arange(100_000) + SIZE * (SIZE - 1) / 2
+    wanted = P * np.arange(100_000) + P * (P - 1) / 2
     for turn in range(3):
         mine[:] = np.arange(100_000) + RANK + turn
         comm.Allreduce(mine, total, algorithm=algorithm)
-        np.testing.assert_array_equal(total, wanted + turn * SIZE)
+        np.testing.assert_array_equal(total, wanted + turn * P)
         total[:] = 0
         before = len(made)
         plan.Start()
         while not plan.Test():
             pass
-        assert SIZE == 1 or len(made) > before + 1
-        np.testing.assert_array_equal(total, wanted + turn * SIZE)
+        assert P == 1 or len(made) > before + 1
+        np.testing.assert_array_equal(total, wanted + turn * P)
     plan.Free()
 
 

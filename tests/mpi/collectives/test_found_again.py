@@ -1,4 +1,4 @@
-"""Nonblocking calls on the same shared memory as before, which take the plan of before."""
+"""Calls on the same shared memory as before, which take the plan of before."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.calls.bind import Binder
 from collectives.calls.validate import Validator
-from tests.mpi.collectives.forms import expect_sum, total
+from tests.mpi.collectives.forms import FORMS, by_address, expect_sum, run, total
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2, 3)]
 
@@ -57,10 +57,11 @@ def test_all_ranks_bind_anew_where_one_has_other_memory(comm, bound):
     assert len(bound) == 3
 
 
-def test_calls_on_known_memory_are_not_parsed(comm, monkeypatch):
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_calls_on_known_memory_are_not_parsed(comm, monkeypatch, form):
     """Whatever object names the memory; a type that is named is another call."""
     array = comm.empty(100)
-    memory = MPI.buffer.fromaddress(MPI.Get_address(array), array.nbytes)
+    memory = by_address(array)
     specs = (array, array[:], np.frombuffer(memory), [memory, MPI.DOUBLE], [memory, MPI.DOUBLE])
     parsed, parse = [], Validator.call
     monkeypatch.setattr(
@@ -68,7 +69,7 @@ def test_calls_on_known_memory_are_not_parsed(comm, monkeypatch):
     )
     for spec in specs:
         array[:] = comm.rank
-        comm.Iallreduce(MPI.IN_PLACE, spec, algorithm="direct").Wait()
+        run(comm, form, "Allreduce", MPI.IN_PLACE, spec, algorithm="direct")
         assert (array == total(comm)).all()
     assert len(parsed) == 2
 

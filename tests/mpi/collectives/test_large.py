@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import InvalidBuffer
 from collectives.contracts import CONTRACTS, Member
-from tests.mpi.collectives.forms import fresh
+from tests.mpi.collectives.forms import METHODS, fresh
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,7 +18,6 @@ BY_EIGHTS = (1 << 31) + 8
 HALF = ITEMS // 2 + 1
 #: Items of a block by the name that its contract gives; only two ranks know those of pairs.
 UNEQUAL = {0: 5, 1: ITEMS, (0, 0): 5, (0, 1): ITEMS, (1, 0): 3, (1, 1): 4}
-NAMES = {"broadcast": "Bcast", "reduce_scatter": "Reduce_scatter_block"}
 #: One of our algorithms for each collective; it takes unequal blocks where the collective does.
 OURS = {
     "allreduce": "butterfly",
@@ -33,13 +32,7 @@ OURS = {
     "exscan": "chain",
 }
 IN_BLOCKS = [name for name in OURS if CONTRACTS[name].block is not None]
-MEMORIES = {
-    "ordinary": lambda comm, items: np.zeros(items, np.int8),
-    "shared": lambda comm, items: comm.empty(items, np.int8),
-}
-
-
-#: One for each test: its end frees what plans hold.
+#: One for each test, whose end frees what plans hold.
 comm = pytest.fixture(fresh)
 
 
@@ -73,13 +66,14 @@ def check(comm, collective, items, memory, algorithm, forms=("",)):
     received = lengths("recvbuf", contract.recv_blocks(member))
     can = contract.in_place is not None and collective not in ("alltoall", "exscan")
     place = contract.place(member) if can else None
-    recv = MEMORIES[memory](comm, sum(received))
-    send = MEMORIES[memory](comm, sum(sent) if place is None else 0)  # the ranks make it together
+    make = comm.empty if memory == "shared" else np.zeros
+    recv = make(sum(received), np.int8)
+    send = make(sum(sent) if place is None else 0, np.int8)  # the ranks make it together
     if place is not None:
         send = recv[sum(received[:place]) :][: sum(sent)]
     given = [MPI.IN_PLACE if place is not None else specification(sent, send)]
     given.append(specification(received, recv))
-    name = NAMES.get(collective, collective.capitalize()) + ("" if items else "v")
+    name = METHODS.get(collective, collective.capitalize()) + ("" if items else "v")
     if collective == "broadcast":
         given = [recv]
     elif collective == "reduce_scatter" and items is None:

@@ -1,8 +1,6 @@
 """``algorithm="nccl"``: what it computes, what it refuses, and when ``auto`` takes it; NCCL's calls
 are MPI's here."""
 
-import json
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -10,6 +8,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.errors import CollectiveError, UnknownAlgorithm
 from tests.gpu.roads import total
+from tests.mpi.collectives.forms import tuned
 
 pytestmark = pytest.mark.quick_on(3)
 
@@ -31,13 +30,13 @@ def test_all_reduce(comm, cupy, in_place, dtype):
 
 
 def test_the_other_collectives(comm, cupy):
-    size, rank = comm.size, comm.rank
+    size, rank, root = comm.size, comm.rank, comm.size - 1
     mine, parts = cupy.arange(6) + rank, cupy.arange(6 * size) + rank
-    out = cupy.zeros(6, np.int64)
+    out, wanted = cupy.zeros(6, np.int64), total(size, 6 * size)[6 * rank :][:6]
     comm.Reduce_scatter_block(parts, out, algorithm="nccl")
-    assert np.array_equal(out.get(), total(size, 6 * size)[6 * rank :][:6])
+    assert np.array_equal(out.get(), wanted)
     comm.Reduce_scatter_block(MPI.IN_PLACE, parts, algorithm="nccl")
-    assert np.array_equal(parts[:6].get(), total(size, 6 * size)[6 * rank :][:6])
+    assert np.array_equal(parts[:6].get(), wanted)
     wanted = np.concatenate([np.arange(6) + other for other in range(size)])
     everybody = cupy.zeros(6 * size, np.int64)
     comm.Allgather(mine, everybody, algorithm="nccl")
@@ -46,7 +45,6 @@ def test_the_other_collectives(comm, cupy):
     everybody[6 * rank : 6 * rank + 6] = mine
     comm.Allgather(MPI.IN_PLACE, everybody, algorithm="nccl")
     assert np.array_equal(everybody.get(), wanted)
-    root = size - 1
     comm.Bcast(mine, root, algorithm="nccl")
     assert np.array_equal(mine.get(), np.arange(6) + root)
     comm.Reduce(cupy.arange(6) + rank, out if rank == root else None, root=root, algorithm="nccl")
@@ -97,9 +95,8 @@ def test_a_rank_waits_for_an_earlier_plan_before_it_starts(comm, cupy, form):
 
 
 def test_what_it_refuses(comm, cupy):
-    host = np.zeros(3)
     with pytest.raises(UnknownAlgorithm, match="are for arrays on a GPU"):
-        comm.Allreduce(MPI.IN_PLACE, host, algorithm="nccl")
+        comm.Allreduce(MPI.IN_PLACE, np.zeros(3), algorithm="nccl")
     items = cupy.zeros(3 * comm.size)
     with pytest.raises(UnknownAlgorithm, match="NCCL has no alltoall"):
         comm.Alltoall(items, cupy.zeros(3 * comm.size), algorithm="nccl")
@@ -112,9 +109,8 @@ def test_what_it_refuses(comm, cupy):
         Communicator(MPI.COMM_WORLD, algorithm="nccl")
 
 
+@pytest.mark.mpi(min_size=2)
 def test_two_ranks_on_one_gpu(comm, cupy, monkeypatch):
-    if comm.size == 1:
-        pytest.skip("nobody to share with")
     monkeypatch.setattr(cupy.cuda.Device, "pci_bus_id", "0000:01:00.0")
     for _ in range(2):
         with pytest.raises(CollectiveError, match="NCCL needs a GPU for each rank, and"):
@@ -122,29 +118,15 @@ def test_two_ranks_on_one_gpu(comm, cupy, monkeypatch):
     assert comm.allreduce(1) == comm.size
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("shared_gpu", [False, True])
 def test_auto_goes_by_a_measured_table(cupy, tmp_path, monkeypatch, shared_gpu):
     """And by what there is; without a table it is never taken."""
-    from collectives.calls.native import library
-    from collectives.calls.tables import DEFAULT
-
-    world = MPI.COMM_WORLD
-    if world.size == 1:
-        pytest.skip("a rank alone measures nothing")
     if shared_gpu:
         monkeypatch.setattr(cupy.cuda.Device, "pci_bus_id", "0000:01:00.0")
-    table = json.loads(DEFAULT.read_text())
-    table["entries"] = [
-        {
-            "mpi": library(), "collective": "allreduce", "memory": "cupy", "ranks": world.size,
-            "ranks_per_node": world.size,
-            "rules": [{"from_bytes": 0, "algorithm": "nccl", "ratio": 2.0}],
-        }
-    ]  # fmt: skip
-    path = tmp_path / "tuned.json"
-    path.write_text(json.dumps(table))
+    world, table = MPI.COMM_WORLD, tuned(tmp_path, ("cupy", "nccl", 0))
     items = cupy.arange(50) + world.rank
-    with Communicator(world, device="staged", tuning=path) as comm:
+    with Communicator(world, device="staged", tuning=table) as comm:
         comm.Allreduce(MPI.IN_PLACE, items)
         assert comm.last_plan.algorithm == ("butterfly" if shared_gpu else "nccl")
         assert np.array_equal(items.get(), total(comm.size, 50))

@@ -1,121 +1,69 @@
 """A program's own algorithms: proved before they run, compared across ranks, run in every form."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import (
-    Algorithm,
-    MismatchError,
-    ScheduleError,
-    UnknownAlgorithm,
-    register,
-)
+from collectives import Algorithm, MismatchError, ScheduleError, UnknownAlgorithm, register
 from collectives.algorithms import butterfly, find, ring
-from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
+from collectives.analysis.user_code import resolve
 from tests.local.shared_ranks import reduces_in_turn
+from tests.mpi.collectives.forms import FORMS, run
 
 pytestmark = pytest.mark.quick_on(3)
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 several = pytest.mark.mpi(min_size=2)
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_algorithm.py")
 
 
-def both_ways(rank, size):
-    """Two rings: the first half of the chunks goes right, the second left."""
-    right, left = (rank + 1) % size, (rank - 1) % size
-    ways = (right, left, 1, 0), (left, right, -1, size)
-    for step in range(2 * size - 2):
-        steps = []
-        for to, source, way, base in ways:
-            out, into = ((rank - way * (1 + step + n)) % size + base for n in (0, 1))
-            held = sendbuf if step == 0 else recvbuf
-            if step < size - 1:
-                steps.append(RecvReduce(source, recvbuf[into], sendbuf[into]))
-            else:
-                steps.append(Recv(source, recvbuf[into]))
-            steps.append(Send(to, held[out]))
-        yield tuple(steps)
+both_memories = pytest.mark.parametrize("memory", ["messages", "shared"])
 
 
-OWN = Algorithm("allreduce", "both_ways", both_ways, chunks=lambda size: 2 * size, uniform=True)
-
-
-@pytest.mark.parametrize("spelled", [OWN, "both_ways", "both_ways:segments=3"])
-@pytest.mark.parametrize("memory", ["messages", "shared"])
-def test_it_runs_in_every_form(comm, spelled, memory):
-    register(OWN)
-    mine = comm.empty(1000) if memory == "shared" else np.empty(1000)
-    total = comm.empty(1000) if memory == "shared" else np.empty(1000)
-    wanted = SIZE * np.arange(1000) + SIZE * (SIZE - 1) // 2
-
-    def fresh():
-        mine[:] = np.arange(1000) + RANK
-        total[:] = -1
-
+def expect_sum(comm, memory, algorithm, form="blocking", in_place=False, items=1000):
+    send, recv = comm.empty((2, items)) if memory == "shared" else np.empty((2, items))
+    own = np.arange(items) + RANK
     for _ in range(2):
-        fresh()
-        comm.Allreduce(mine, total, algorithm=spelled)
-        np.testing.assert_array_equal(total, wanted)
-        assert "both_ways" in comm.last_plan.algorithm
-    fresh()
-    comm.Allreduce(MPI.IN_PLACE, mine, algorithm=spelled)
-    np.testing.assert_array_equal(mine, wanted)
-    fresh()
-    comm.Iallreduce(mine, total, algorithm=spelled).Wait()
-    np.testing.assert_array_equal(total, wanted)
-    plan = comm.Allreduce_init(mine, total, algorithm=spelled)
-    for _ in range(2):
-        fresh()
-        plan.Start()
-        plan.Wait()
-        np.testing.assert_array_equal(total, wanted)
-    plan.Free()
+        send[:], recv[:] = own, own if in_place else -1
+        given = MPI.IN_PLACE if in_place else send
+        run(comm, form, "Allreduce", given, recv, algorithm=algorithm)
+        np.testing.assert_array_equal(recv, SIZE * np.arange(items) + SIZE * (SIZE - 1) // 2)
+
+
+@pytest.mark.parametrize("spelled", [EXAMPLE, "both_ways", "both_ways:segments=3"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@both_memories
+def test_it_runs_in_every_form(comm, memory, form, in_place, spelled):
+    resolve(EXAMPLE)
+    expect_sum(comm, memory, spelled, form, in_place)
+    assert "both_ways" in comm.last_plan.algorithm
 
 
 def in_later_rounds(rank, size):
-    """A chain to rank 0 and back in two chunks, whose messages arrive in later rounds than they
-    leave in; for 3 ranks."""
-    if size != 3:
-        raise UnknownAlgorithm("it is for 3 ranks")
-    down, up = rank - 1, rank + 1
-    if rank == size - 1:
-        yield from [(Send(down, sendbuf[chunk]),) for chunk in (0, 1)]
-        yield from [(Recv(down, recvbuf[chunk]),) for chunk in (0, 1)]
-        return
-    first, second = (RecvReduce(up, recvbuf[chunk], sendbuf[chunk]) for chunk in (0, 1))
-    yield (first,)
-    if rank == 0:
-        yield Send(up, recvbuf[0]), second
-        yield (Send(up, recvbuf[1]),)
-        return
-    yield Send(down, recvbuf[0]), second
-    yield (Recv(down, recvbuf[0]),)
-    yield Send(down, recvbuf[1]), Send(up, recvbuf[0])
-    yield (Recv(down, recvbuf[1]),)
-    yield (Send(up, recvbuf[1]),)
+    """A ring whose messages arrive in later rounds than they leave in, as rank 0 pauses."""
+    for steps in ring.allreduce(rank, size):
+        if rank == 0:
+            yield ()
+        yield steps
 
 
 @pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
-@pytest.mark.parametrize("memory", ["messages", "shared"])
+@both_memories
 def test_a_round_reduces_in_the_order_in_which_it_says(comm, memory):
-    mine = Algorithm("allreduce", "in_turn", reduces_in_turn, chunks=lambda size: 2)
-    send, recv = comm.empty((2, 10)) if memory == "shared" else np.empty((2, 10))
-    send[:], recv[:] = np.arange(10) + RANK, -1
-    comm.Allreduce(send, recv, algorithm=mine)
-    np.testing.assert_array_equal(recv, SIZE * np.arange(10) + SIZE * (SIZE - 1) // 2)
+    own = Algorithm("allreduce", "in_turn", reduces_in_turn, chunks=lambda size: 2)
+    expect_sum(comm, memory, own)
 
 
-@pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
-@pytest.mark.parametrize("memory", ["messages", "shared"])
+@several
+@both_memories
 def test_messages_that_arrive_in_later_rounds(comm, memory):
-    mine = Algorithm("allreduce", "later", in_later_rounds, chunks=lambda size: 2, in_place=False)
-    send, recv = comm.empty((2, 10)) if memory == "shared" else np.empty((2, 10))
-    send[:], recv[:] = np.arange(10) + RANK, -1
-    comm.Allreduce(send, recv, algorithm=mine)
-    np.testing.assert_array_equal(recv, SIZE * np.arange(10) + SIZE * (SIZE - 1) // 2)
+    own = Algorithm("allreduce", "later", in_later_rounds, chunks=lambda size: size)
+    expect_sum(comm, memory, own)
     with pytest.raises(UnknownAlgorithm, match="no segments, as some messages leave in a round"):
-        comm.Allreduce(send, recv, algorithm="later:segments=2")
+        expect_sum(comm, memory, "later:segments=2")
 
 
 def test_a_schedule_made_of_others_has_the_root_that_is_asked_for(comm):
@@ -164,7 +112,7 @@ def test_what_was_not_proved_when_it_was_registered_is_proved_before_it_runs(com
         comm.Allreduce_init(MPI.IN_PLACE, total, algorithm="late:extra=2,segments=2")
 
 
-@pytest.mark.parametrize("memory", ["messages", "shared"])
+@both_memories
 def test_what_was_proved_is_what_runs(comm, memory):
     """A generator may go by something that changes later."""
     forgotten = [0]
@@ -176,10 +124,7 @@ def test_what_was_proved_is_what_runs(comm, memory):
     name = f"changing_{memory}"
     own = Algorithm("allreduce", name, changing, chunks=lambda size: size)
     for items in (8, 16):
-        total = comm.empty(items) if memory == "shared" else np.empty(items)
-        total[:] = 1
-        comm.Allreduce(MPI.IN_PLACE, total, algorithm=own)
-        assert (total == SIZE).all()
+        expect_sum(comm, memory, own, items=items)
         forgotten[0] = 1
 
 

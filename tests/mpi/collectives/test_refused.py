@@ -1,7 +1,6 @@
 """A call that one rank is refused alone, before anything was sent, and makes again."""
 
 import ctypes
-import json
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,7 @@ from collectives import Communicator, InvalidBuffer
 from collectives.calls.mpi4py_spec import TYPES
 from collectives.calls.native import library
 from tests.cases import slow_case
-from tests.mpi.collectives.forms import FORMS, run, run_once
+from tests.mpi.collectives.forms import FORMS, expect_sum, run, tuned
 
 ITEMS = 50_000
 
@@ -72,8 +71,7 @@ def test_so_can_one_whose_operation_the_type_lacks_or_that_was_freed(comm, way):
         with pytest.raises((InvalidBuffer, MPI.Exception)):
             algorithm = "ring" if op is freed else None
             run(comm, way, "Allreduce", mine, found, op=op, algorithm=algorithm)
-    run(comm, way, "Allreduce", mine, found)
-    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+    expect_sum(comm, found, form=way)
 
 
 @pytest.mark.parametrize("make", [np.zeros, slow_case(Communicator.empty)])
@@ -96,11 +94,10 @@ def test_two_plans_that_are_under_way_then_are_not_mixed_up(comm, begin, make):
 @pytest.mark.parametrize("way", FORMS[:2])
 def test_a_watchdog_counts_it_once(way):
     with Communicator(MPI.COMM_WORLD, timeout=60) as comm:
-        mine, found = np.ones(8), np.zeros(8)
         if comm.rank == 0:
             with pytest.raises(InvalidBuffer):
-                run(comm, way, "Allreduce", mine, found[:7], algorithm="ring")
-        run(comm, way, "Allreduce", mine, found, algorithm="ring")
+                run(comm, way, "Allreduce", np.ones(8), np.zeros(7), algorithm="ring")
+        expect_sum(comm, np.zeros(8), "ring", form=way)
         assert len({*MPI.COMM_WORLD.allgather(comm._engine.watchdog.calls.made)}) == 1
 
 
@@ -118,36 +115,25 @@ def test_so_is_what_a_reproducible_sum_cannot_be(way, fault):
         if comm.rank == 0:
             with pytest.raises(ValueError, match=fault):
                 run(comm, way, "Allreduce", *refused[fault])
-        run(comm, way, "Allreduce", mine, found)
-        np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+        expect_sum(comm, found, form=way)
 
 
-@pytest.mark.parametrize("way", FORMS[:1])
-def test_where_auto_takes_ours_they_are_refused_as_by_the_library_or_copied(tmp_path, way):
+def test_buffers_that_share_memory_where_auto_takes_ours_are_refused_or_copied(tmp_path):
     """MPI forbids them, and Open MPI takes them; here rank 0 alone has some."""
-    rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
-    entry = {"collective": "allreduce", "ranks": 4, "ranks_per_node": 4, "rules": [rule]}
-    table = {
-        "version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0,
-        "entries": [
-            {**entry, "mpi": library(), "memory": memory} for memory in ("numpy", "shared")
-        ],
-    }  # fmt: skip
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(table))
-    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+    table = tuned(tmp_path, ("numpy", "ring", 0), ("shared", "ring", 0))
+    with Communicator(MPI.COMM_WORLD, tuning=table) as comm:
         memory = comm.empty(ITEMS + 1)
         send, recv = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
         if comm.rank == 0:
             memory[:] = 1.0
             try:
-                run(comm, way, "Allreduce", memory[:-1], memory[1:])
+                comm.Allreduce(memory[:-1], memory[1:])
                 recv = memory[1:]
             except ValueError:
                 assert not library().startswith("Open MPI")
-                run(comm, way, "Allreduce", send, recv)
+                comm.Allreduce(send, recv)
         else:
-            run(comm, way, "Allreduce", send, recv)
+            comm.Allreduce(send, recv)
         np.testing.assert_array_equal(recv, comm.size * (comm.size + 1) / 2)
 
 
@@ -189,14 +175,10 @@ def test_a_buffer_that_no_rank_looks_at_may_be_anything(comm, items, form):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("algorithm", ["chain", "recursive_doubling", "native"])
-@pytest.mark.parametrize("way", ["Exscan", "Iexscan", "Exscan_init"])
+@pytest.mark.parametrize("way", FORMS)
 def test_an_exclusive_scan_leaves_rank_0_its_buffer(comm, way, algorithm, dtype):
     if algorithm == "native" and np.dtype(dtype).char not in TYPES:
         pytest.skip(f"this MPI has no {dtype}")
     mine, found = np.full(6, 2, dtype), np.full(6, 42, dtype)
-    made = getattr(comm, way)(mine, found, algorithm=algorithm)
-    if way == "Exscan_init":
-        run_once(made)
-    elif made is not None:
-        made.Wait()
+    run(comm, way, "Exscan", mine, found, algorithm=algorithm)
     np.testing.assert_array_equal(found, 2 * comm.rank if comm.rank else 42)

@@ -3,15 +3,13 @@
 import time
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls.choice import Entry, Rule, Table
-from collectives.calls.native import library
 from collectives.execution import waiting
+from tests.mpi.collectives.forms import LAST, LEFT, RANK, RIGHT, P, tuned
 
 pytestmark = pytest.mark.quick_on(2, 3)
 
@@ -49,14 +47,8 @@ def test_a_receive_that_is_given_up_writes_nothing_later(monkeypatch, exchange):
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_plans_under_way_and_others_leave_the_same_calls_to_the_library(tmp_path):
     """Where ordinary arrays go through slots earlier than shared ones go by plans of ours."""
-    size, path = MPI.COMM_WORLD.size, tmp_path / "tuned.json"
-    kinds = ("numpy", "butterfly", 1 << 15), ("shared", "direct", 1 << 18)
-    entries = [
-        Entry(library(), "allreduce", kind, size, size, [Rule(start, algorithm, 2.0)])
-        for kind, algorithm, start in kinds
-    ]
-    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, entries)))
-    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+    table = tuned(tmp_path, ("numpy", "butterfly", 1 << 15), ("shared", "direct", 1 << 18))
+    with Communicator(MPI.COMM_WORLD, tuning=table) as comm:
         comm.empty(16)
         total, other = np.zeros(8192), Mock(Test=lambda: False)
         comm.Iallreduce(np.ones(8192), total).Wait()
@@ -65,7 +57,7 @@ def test_ranks_with_plans_under_way_and_others_leave_the_same_calls_to_the_libra
         request = comm.Iallreduce(np.ones(8192), total)
         comm._engine.progress.remove(other)
         request.Wait()
-        assert (total == size).all()
+        assert (total == comm.size).all()
 
 
 @pytest.fixture(params=["plain", "counted", "watched"])
@@ -79,34 +71,26 @@ def comm(request):
 
 def started(comm):
     """Requests of four kinds, and what says whether all of them have done their work."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sent, total = np.full(5, comm.rank + 1.0), np.zeros(5)
-    every, root = np.zeros(5 * comm.size), np.full(3, float(comm.rank))
-    passed = np.zeros(5)
+    sent, total, passed = np.full(5, RANK + 1.0), np.zeros(5), np.zeros(5)
+    every, root, ranks = np.zeros(5 * P), np.full(3, float(RANK)), np.arange(1.0, P + 1)
     requests = [
-        comm.Irecv(passed, left),
+        comm.Irecv(passed, LEFT),
         comm.Iallreduce(sent, total),
         comm.Iallgather(sent, every),
-        comm.Isend(sent, right),
-        comm.Ibcast(root, comm.size - 1),
+        comm.Isend(sent, RIGHT),
+        comm.Ibcast(root, LAST),
         comm.Ibarrier(),
     ]
 
     def are_right():
-        ranks = np.arange(1.0, comm.size + 1)
-        return (
-            (passed == left + 1).all()
-            and (total == ranks.sum()).all()
-            and (every == ranks.repeat(5)).all()
-            and (root == comm.size - 1).all()
-        )
+        found = (passed, LEFT + 1), (total, ranks.sum()), (every, ranks.repeat(5)), (root, LAST)
+        return all((one == wanted).all() for one, wanted in found)
 
     return requests, are_right
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_all_are_waited_for_together(comm, times):
-    for _ in range(times):
+def test_all_are_waited_for_together(comm):
+    for _ in range(3):
         requests, are_right = started(comm)
         assert MPI.Request.Waitall(requests)
         assert are_right()
@@ -169,12 +153,11 @@ def test_buffers_and_types_stay_until_it_has_ended(comm):
 def test_plans_and_requests_together(comm, algorithms):
     """Each rank waits for them in another order."""
     items = [np.zeros(1000) for _ in algorithms]
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    passed, mine = np.zeros(3), np.full(3, float(comm.rank))
+    passed, mine = np.zeros(3), np.full(3, float(RANK))
     plans = [
         *(comm.Allreduce_init(MPI.IN_PLACE, x, algorithm=a) for x, a in zip(items, algorithms)),
-        comm.Send_init(mine, right),
-        comm.Recv_init(passed, left),
+        comm.Send_init(mine, RIGHT),
+        comm.Recv_init(passed, LEFT),
     ]
     for turn in range(3):
         for x in items:
@@ -185,13 +168,13 @@ def test_plans_and_requests_together(comm, algorithms):
         while turn < 2 and not comm.Testall(plans):
             pass
         comm.Waitall(plans[::-1])
-        ranks = sum(range(comm.size)) + comm.size * turn
-        assert all((x == ranks).all() for x in items) and (passed == left).all()
+        ranks = sum(range(P)) + P * turn
+        assert all((x == ranks).all() for x in items) and (passed == LEFT).all()
     for plan in plans:
         plan.Free()
     begun = [comm.Iallreduce(MPI.IN_PLACE, x, algorithm=a) for x, a in zip(items, algorithms)]
-    comm.Waitall(iter([*begun, comm.Isend(mine, right), comm.Irecv(passed, left)]))
-    assert comm.Testall([]) and all((x == ranks * comm.size).all() for x in items)
+    comm.Waitall(iter([*begun, comm.Isend(mine, RIGHT), comm.Irecv(passed, LEFT)]))
+    assert comm.Testall([]) and all((x == ranks * P).all() for x in items)
 
 
 @pytest.mark.mpi(min_size=2)

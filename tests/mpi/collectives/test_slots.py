@@ -3,8 +3,8 @@
 import errno
 import os
 import random
+from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -13,8 +13,6 @@ from collectives import CheckedTransport, CollectiveError, Communicator, Mismatc
 from collectives.algorithms import ALGORITHMS
 from collectives.calls import bind
 from collectives.calls.arguments import Arguments
-from collectives.calls.choice import Entry, Rule, Table
-from collectives.calls.native import library
 from collectives.calls.resources import Resources
 from collectives.contracts import Member, contract
 from collectives.execution import slot_rounds
@@ -22,10 +20,12 @@ from collectives.execution.transport import shared_memory, slots
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory
 from tests.cases import slow_case
-from tests.mpi.collectives.forms import FORMS, expect_sum, expect_well, run, sent, total, wanted
-from tests.mpi.collectives.forms import METHODS as NAMES
+from tests.local.references import reference
+from tests.mpi.collectives import forms
+from tests.mpi.collectives.forms import FORMS, expect_sum, expect_well, run, total, tuned
 
 pytestmark = pytest.mark.mpi(min_size=2)
+comm = pytest.fixture(forms.fresh)
 
 SLOT = 2048
 TYPES = [np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64]
@@ -41,18 +41,18 @@ class Drawn:
         size, self.root = comm.size, rng.randrange(comm.size)
         most = SLOT // np.dtype(self.dtype).itemsize
         self.count = rng.choice([0, 1, size - 1, most - 1, most, most + 1, rng.randrange(3 * most)])
-        blocks, self.member = contract(self.collective), Member(comm.rank, size, self.root)
+        self.blocks, member = contract(self.collective), Member(comm.rank, size, self.root)
         in_place = rng.random() < 0.5 or self.collective == "broadcast"
-        place = blocks.place(self.member) if in_place and blocks.in_place is not None else None
+        place = self.blocks.place(member) if in_place and self.blocks.in_place is not None else None
+        self.place = None if place is None else place * self.count
         self.seed = rng.randrange(1 << 30)
-        self.send = self.array(self.count * blocks.send_blocks(self.member), own)
-        self.recv = self.array(self.count * blocks.recv_blocks(self.member), own)
-        self.at = None if place is None else place * self.count
+        self.send = self.array(self.count * self.blocks.send_blocks(member), own)
+        self.recv = self.array(self.count * self.blocks.recv_blocks(member), own)
         nodes = ":local=1" if "local" in algorithm.options else ":"
         self.how = {"algorithm": algorithm.name + nodes + rng.choice(["", "", ",segments=3"])}
-        if blocks.rooted:
+        if self.blocks.rooted:
             self.how["root"] = self.root
-        self.name = NAMES.get(self.collective, self.collective.capitalize())
+        self.name = forms.METHODS.get(self.collective, self.collective.capitalize())
 
     def array(self, count, own):
         nbytes, start = count * np.dtype(self.dtype).itemsize, own.randrange(70)
@@ -62,16 +62,20 @@ class Drawn:
     def given(self):
         if self.collective == "broadcast":
             return (self.recv,)
-        return (self.send if self.at is None else MPI.IN_PLACE), self.recv
+        return (self.send if self.place is None else MPI.IN_PLACE), self.recv
+
+    def sent(self, rank):
+        """Whole numbers whose sums every type represents."""
+        items = self.count * self.blocks.send_blocks(Member(rank, self.comm.size, self.root))
+        return np.random.default_rng([self.seed, rank]).integers(0, 8, items).astype(self.dtype)
 
     def fill(self):
-        given = self.comm, self.count, self.dtype, self.comm.rank, self.root, self.seed
-        mine = sent(self.collective, *given)
-        self.recv[...] = 77
-        (self.send if self.at is None else self.recv[self.at : self.at + mine.size])[...] = mine
+        self.recv[...], mine = 77, self.sent(self.comm.rank)
+        (self.send if self.place is None else self.recv[self.place :][: mine.size])[...] = mine
 
     def check(self):
-        expected = wanted(self.collective, self.comm, self.count, self.dtype, self.root, self.seed)
+        every = [self.sent(rank) for rank in range(self.comm.size)]
+        expected = reference(self.collective, every, self.comm.rank, self.root)
         if expected is not None:
             assert np.array_equal(self.recv, expected), (self.how, self.count, self.dtype)
 
@@ -143,49 +147,41 @@ def allocate_and_leave(self, nbytes, allocate=NodeMemory.allocate):
         ("a communicator", (Resources, "comm", property(lambda self: Leaving(self.given)))),
     ],
 )
-def test_what_a_signal_left_as_it_was_made(monkeypatch, made, patch):
+def test_what_a_signal_left_as_it_was_made(comm, monkeypatch, made, patch):
     """One that comes on every rank, as MPI's calls let no handler run while they wait."""
-    with Communicator(MPI.COMM_WORLD) as comm:
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(*patch)
-            comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
-        with pytest.raises(CollectiveError, match=f"making of {made}.* was left"):
-            comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
-        expect_well(comm, "native")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(*patch)
+        comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
+    with pytest.raises(CollectiveError, match=f"making of {made}.* was left"):
+        comm.Allreduce(MPI.IN_PLACE, np.zeros(10_000), algorithm="ring")
+    expect_well(comm, "native")
 
 
 @pytest.mark.parametrize("local", [8, pytest.param(2, marks=pytest.mark.mpi(min_size=3))])
-def test_a_file_of_the_program_is_not_taken_for_the_nodes_memory(monkeypatch, tmp_path, local):
+def test_a_programs_file_is_not_taken_for_the_nodes_memory(comm, monkeypatch, tmp_path, local):
     """In another PID namespace, another file may have the path of rank 0's memory."""
     pretend(monkeypatch, lambda rank: rank // local)
     file, opened = tmp_path / "program's", os.open
     file.write_bytes(bytes(4 << 20))
-    if MPI.COMM_WORLD.rank == 1:
+    if comm.rank == 1:
         monkeypatch.setattr(os, "open", lambda path, flags: opened(file, flags))
-    with Communicator(MPI.COMM_WORLD) as comm:
-        expect_well(comm, "ring")
-        items = np.full(10_000, 1.0 + comm.rank)
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
-        assert (items == comm.size + total(comm)).all()
+    expect_well(comm)
+    expect_sum(comm, np.zeros(10_000), "ring", plus=1)
     assert not any(file.read_bytes())
 
 
-def test_a_python_that_was_built_for_an_older_c_library(monkeypatch, through_slots):
+def test_a_python_that_was_built_for_an_older_c_library(comm, monkeypatch, through_slots):
     """As conda's and uv's: it lacks the function that makes anonymous files."""
     monkeypatch.delattr(os, "memfd_create")
-    with Communicator(MPI.COMM_WORLD) as comm:
-        expect_sum(comm, np.zeros(10_000), "ring")
-        expect_sum(comm, comm.empty(100), "ring")
+    expect_sum(comm, np.zeros(10_000), "ring")
+    expect_sum(comm, comm.empty(100), "ring")
     assert through_slots == ["ring"]
 
 
-def test_a_rank_that_gets_no_more_files_says_so(monkeypatch, caplog):
-    def refused(_):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
+def test_a_rank_that_gets_no_more_files_says_so(comm, monkeypatch, caplog):
+    refused = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     monkeypatch.setattr(shared_memory, "anonymous", refused)
-    with Communicator(MPI.COMM_WORLD) as comm:
-        expect_sum(comm, np.zeros(10_000), "ring")
+    expect_sum(comm, np.zeros(10_000), "ring")
     told = "slots: rank 0: the ranks cannot share memory: rank 0: [Errno 24] Too many open files"
     assert caplog.messages == [f"messages instead of slots: {told}"]
 
@@ -281,12 +277,9 @@ def test_nodes_reduce_in_slots_meanwhile(monkeypatch, through_slots, dtype, inte
 def test_auto_follows_nodes_of_as_many_ranks(monkeypatch, through_slots, tmp_path, by_node):
     size = MPI.COMM_WORLD.size
     pretend(monkeypatch, lambda rank: rank // 2 if by_node else rank % -(-size // 2))
-    rules = [Rule(0, "hierarchical:local=2,segments=4", 2.0)]
-    entry = Entry(library(), "allreduce", "numpy", size, 2, rules)
-    path = tmp_path / "tuned.json"
-    path.write_bytes(msgspec.json.encode(Table(1, {}, 1.0, 10.0, [entry])))
+    table = tuned(tmp_path, ("numpy", "hierarchical:local=2,segments=4", 0), per_node=2)
     items = np.full(30_000, 1.0)
-    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+    with Communicator(MPI.COMM_WORLD, tuning=table) as comm:
         comm.Allreduce(MPI.IN_PLACE, items)
         assert (items == size).all()
         if by_node and size % 2 == 0:

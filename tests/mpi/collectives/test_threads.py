@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator
 from tests.cases import slow_case
+from tests.mpi.collectives.forms import expect_sum, expect_well
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 TOTAL = SIZE * (SIZE + 1) / 2
@@ -23,72 +24,31 @@ pytestmark = [
 ]
 
 
-def expect_sum(array, call):
-    array[:] = RANK + 1
-    call(array)
-    assert (array == TOTAL).all()
-
-
-def blocking(comm):
-    expect_sum(np.empty(1000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
-
-
-def nonblocking(comm):
-    expect_sum(np.empty(1000), lambda array: comm.Iallreduce(MPI.IN_PLACE, array).Wait())
-
-
-def persistent(comm):
-    array = np.empty(1000)
-    plan = comm.Allreduce_init(MPI.IN_PLACE, array, algorithm="ring")
-    expect_sum(array, lambda _: plan())
-    plan.Free()
-
-
-def shared(comm):
-    expect_sum(comm.empty(100_000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
-
-
-def begun(comm):
-    array = comm.empty(100_000)
-    expect_sum(array, lambda array: comm.Iallreduce(MPI.IN_PLACE, array).Wait())
-
-
 def large(comm):
     for _ in range(3):
-        expect_sum(np.empty(50_000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
-
-
-def barrier(comm):
-    comm.Barrier()
-
-
-def nodes(comm):
-    assert 1 <= comm.ranks_per_node <= SIZE
+        expect_sum(comm, np.empty(50_000))
 
 
 SETTINGS = ({}, {}, {"check": True})
-KINDS = (blocking, nonblocking, persistent, shared, begun, large, barrier, nodes)
-
-
-def in_threads(act):
-    """``act(thread)`` in some threads that begin together; the first error is raised here."""
-    start = threading.Barrier(THREADS)
-
-    def begin(thread):
-        start.wait()
-        act(thread)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(begin, range(THREADS)))
+KINDS = (
+    lambda comm: expect_sum(comm, np.empty(1000)),
+    lambda comm: expect_sum(comm, np.empty(1000), form="nonblocking"),
+    lambda comm: expect_sum(comm, np.empty(1000), "ring", form="persistent"),
+    lambda comm: expect_sum(comm, comm.empty(100_000)),
+    lambda comm: expect_sum(comm, comm.empty(100_000), form="nonblocking"),
+    large,
+    Communicator.Barrier,
+    lambda comm: comm.ranks_per_node,
+)
 
 
 @pytest.mark.parametrize("number", [16, slow_case(64)])
 def test_no_thread_waits_for_another_ones_communicator(number):
-    comms = [
-        Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % len(SETTINGS)]) for n in range(number)
-    ]
+    comms = [Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % 3]) for n in range(number)]
+    start = threading.Barrier(THREADS)
 
     def work(thread):
+        start.wait()
         draws = Random(f"{thread} {RANK}")
         time.sleep(0.05 * ((thread + RANK) % 2))
         for turn in range(2):
@@ -96,7 +56,8 @@ def test_no_thread_waits_for_another_ones_communicator(number):
                 time.sleep(0.003 * draws.random())
                 KINDS[(n // 3 + turn) % len(KINDS)](comms[n])
 
-    in_threads(work)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
     for comm in comms:
         comm.Free()
 
@@ -130,12 +91,10 @@ def test_threads_that_call_one_communicator_at_once_are_told():
         total = np.frombuffer(right)
         total += np.frombuffer(left)
 
-    operation = MPI.Op.Create(add, commute=True)
-    expect_sum(
-        np.empty(SIZE),
-        lambda array: comm.Allreduce(MPI.IN_PLACE, array, operation, algorithm="ring"),
-    )
+    operation, array = MPI.Op.Create(add, commute=True), np.full(SIZE, RANK + 1.0)
+    comm.Allreduce(MPI.IN_PLACE, array, operation, algorithm="ring")
+    assert (array == TOTAL).all()
     assert told and all(isinstance(one, CollectiveError) for one in told)
-    blocking(comm)
+    expect_well(comm)
     operation.Free()
     comm.Free()

@@ -1,4 +1,4 @@
-"""Communicators with a topology: mpi4py's methods and ours on one object."""
+"""Communicators that are made of ours, with a topology or without: ours, or mpi4py's own."""
 
 import numpy as np
 import pytest
@@ -11,22 +11,28 @@ class Own(Communicator):
     """A program's own kind."""
 
 
+def ended(made):
+    """The communicator of a nonblocking call."""
+    made[1].Wait()
+    return made[0]
+
+
+# Rings.
+
+
 def grid(comm):
     return comm.Create_cart([comm.size], [True])
 
 
 def graph(comm):
-    """A ring."""
     size = comm.size
     edges = [(rank + step) % size for rank in range(size) for step in (-1, 1)]
     return comm.Create_graph([2 * (rank + 1) for rank in range(size)], edges)
 
 
 def adjacent(comm):
-    """A ring of one direction."""
-    return comm.Create_dist_graph_adjacent(
-        [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size]
-    )
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    return comm.Create_dist_graph_adjacent([left], [right])
 
 
 def distributed(comm):
@@ -70,9 +76,7 @@ def test_it_has_both_however_it_was_made(make, kind):
 def test_what_is_made_of_it_has_a_topology_where_mpi_gives_it_one(make):
     with Communicator(MPI.COMM_WORLD, algorithm="ring") as comm:
         of = make(comm)
-        later, request = of.Idup()
-        request.Wait()
-        for kept in (of.Dup(), of.Clone(), later, of.Dup_with_info(MPI.INFO_NULL)):
+        for kept in (of.Dup(), of.Clone(), ended(of.Idup()), of.Dup_with_info(MPI.INFO_NULL)):
             assert isinstance(kept, KINDS[make]) and kept.inedges == of.inedges
             assert reduces(kept)
             kept.Free()
@@ -94,9 +98,8 @@ def test_parts_of_a_grid_are_grids():
         for part in (row, column):
             assert isinstance(part, MPI.Cartcomm) and isinstance(part, Communicator)
             part.Allreduce(MPI.IN_PLACE, items := np.full(3, 0.1))
-            assert (
-                part.last_plan.algorithm == "exact" and (items == np.float64(0.1 * part.size)).all()
-            )
+            assert part.last_plan.algorithm == "exact"
+            assert (items == np.float64(0.1 * part.size)).all()
             part.Free()
         assert cart.coords == cart.Get_coords(cart.rank) == [0, cart.rank]
         cart.Free()
@@ -131,3 +134,49 @@ def test_a_halo_exchange_among_collectives():
         plan.Wait()
         assert (total == cart.size).all()
         cart.Free()
+
+
+COMMUNICATORS = {make.__name__: make for make in KINDS} | {
+    "Clone": lambda c: c.Clone(),
+    "Dup": lambda c: c.Dup(),
+    "Dup_with_info": lambda c: c.Dup_with_info(MPI.INFO_NULL),
+    "Idup": lambda c: ended(c.Idup()),
+    "Idup_with_info": lambda c: ended(c.Idup_with_info(MPI.INFO_NULL)),
+    "Create": lambda c: c.Create(c.group),
+    "Create_group": lambda c: c.Create_group(c.group),
+    "Split": lambda c: c.Split(0, -c.rank),
+    "Split_type": lambda c: c.Split_type(MPI.COMM_TYPE_SHARED),
+    "Shrink": lambda c: c.Shrink(),
+    "fromhandle": lambda c: type(c).fromhandle(c.Dup().handle),
+    "f2py": lambda c: type(c).f2py(c.Dup().py2f()),
+    "fromint": lambda c: type(c).fromint(c.Dup().toint()),
+}
+#: mpi4py's own come of these.
+OTHERS = {
+    "Create_intercomm": lambda c: c.Split(c.rank % 2).Create_intercomm(0, c, 1 - c.rank % 2),
+    "Create_from_group": lambda c: type(c).Create_from_group(c.group),
+    "Ishrink": lambda c: ended(c.Ishrink()),
+    "Get_parent": lambda c: type(c).Get_parent(),
+}
+
+
+@pytest.fixture(scope="module")
+def strict():
+    with Communicator(MPI.COMM_WORLD, algorithm="ring", check=True) as made:
+        yield made
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.quick_on(2, 3)
+@pytest.mark.parametrize("name", [*COMMUNICATORS, *OTHERS])
+def test_what_is_made_of_ours_is_ours_or_mpi4pys(strict, name):
+    try:
+        made = (COMMUNICATORS | OTHERS)[name](strict)
+    except (MPI.Exception, NotImplementedError):
+        pytest.skip("this MPI has none")
+    assert isinstance(made, Communicator) == (name in COMMUNICATORS)
+    if name in COMMUNICATORS:
+        handed_on = name not in ("fromhandle", "f2py", "fromint")
+        assert not handed_on or made._engine.settings == strict._engine.resources.handed_on
+        assert reduces(made)
+        made.Free()

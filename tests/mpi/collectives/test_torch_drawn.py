@@ -1,11 +1,9 @@
 """Drawn calls of ``torch.distributed``, beside Gloo's: :mod:`tests.torch_drawn`."""
 
 import pytest
-import torch.distributed as dist
 
 from tests.torch_drawn import run_drawn
 from tests.torch_drawn.calls import KINDS
-from tests.torch_drawn.run import Group
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 SWEEP = pytest.param(3, 1000, marks=[pytest.mark.slow, pytest.mark.at_most(4)])
@@ -17,9 +15,3 @@ def test_drawn_calls_have_the_results_of_gloo(seed, calls):
     report = run_drawn(seed, calls, gloo=calls < 100)
     assert not report.differences, str(report)
     assert calls < 100 or {*report.calls} == {*KINDS}
-
-
-def test_groups_of_the_same_other_ranks_are_two():
-    """A rank that ends the wrong one draws other calls than its group."""
-    mark = dist.GroupMember.NON_GROUP_MEMBER
-    assert Group([0], mark, mark) != Group([0], mark, mark)

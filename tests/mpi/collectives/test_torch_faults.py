@@ -12,21 +12,21 @@ from torch.profiler import ProfilerActivity, profile
 from collectives.torch.backend import backend_of
 from collectives.torch.replicas import check_replicas
 from tests.cases import slow_case
+from tests.mpi.collectives.forms import LAST, LEFT, RANK, RIGHT, P
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
-def test_calls_are_events_of_the_profiler(world):
-    rank, size = world.rank(), world.size()
-    tensor, all_of_it = torch.ones(3, 4), torch.empty(3 * size, 4)
+def test_calls_are_events_of_the_profiler():
+    tensor, all_of_it = torch.ones(3, 4), torch.empty(3 * P, 4)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         dist.all_reduce(tensor)
         works = [dist.all_reduce(tensor[0], async_op=True) for _ in range(2)]
         for work in works:
             work.wait()
         dist.all_gather_into_tensor(all_of_it, tensor)
-        work = dist.isend(tensor[:, :2].contiguous(), (rank + 1) % size)
-        dist.recv(torch.empty(3, 2), (rank - 1) % size)
+        work = dist.isend(tensor[:, :2].contiguous(), RIGHT)
+        dist.recv(torch.empty(3, 2), LEFT)
         work.wait()
     dist.all_reduce(tensor)
     events = [(e.name, e.input_shapes) for e in seen.events() if e.name.startswith("collectives:")]
@@ -42,12 +42,11 @@ def test_calls_are_events_of_the_profiler(world):
 
 @pytest.mark.parametrize("names_all", [slow_case(False), True])
 def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
-    rank, last = world.rank(), world.size() - 1
-    is_late = rank == last > 0
+    is_late = RANK == LAST > 0
     if is_late:
         MPI.COMM_WORLD.Barrier()
-    words = "rank 0" if rank else f"Rank {last} failed"
-    if last:
+    words = "rank 0" if RANK else f"Rank {LAST} failed"
+    if LAST:
         with pytest.raises(RuntimeError, match=words):
             world.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=names_all)
     if not is_late:
@@ -55,21 +54,20 @@ def test_a_monitored_barrier_names_the_rank_that_is_late(world, names_all):
     world.monitored_barrier(timedelta(seconds=60), wait_all_ranks=names_all)
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="nobody is late")
-def test_who_is_late_to_a_monitored_barrier_is_late_to_that_of_the_next_group(world):
-    is_late = world.rank() == world.size() - 1
+@pytest.mark.mpi(min_size=2)
+def test_who_is_late_to_a_monitored_barrier_is_late_to_that_of_the_next_group():
     for _ in range(2):
         group = dist.new_group()
-        if is_late:
+        if RANK == LAST:
             MPI.COMM_WORLD.Barrier()
-        with pytest.raises(RuntimeError, match="rank 0" if world.rank() else "failed"):
+        with pytest.raises(RuntimeError, match="rank 0" if RANK else "failed"):
             backend_of(group).monitored_barrier(timedelta(seconds=0.5))
-        if not is_late:
+        if RANK < LAST:
             MPI.COMM_WORLD.Barrier()
         dist.destroy_process_group(group)
 
 
-def test_groups_are_checked_in_detail(world):
+def test_groups_are_checked_in_detail():
     level = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
@@ -77,7 +75,7 @@ def test_groups_are_checked_in_detail(world):
     gc.collect()
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [world.size()] * 2
+    assert tensor.tolist() == [P] * 2
     dist.destroy_process_group(group)
 
 
@@ -89,17 +87,12 @@ def module():
     return made
 
 
-def last():
-    return dist.get_rank() == dist.get_world_size() - 1
-
-
-def raises(module, name, group=None):
+def raises(module, name):
     """The error, which all ranks must have, or none on one rank."""
-    ranks = dist.get_world_size(group)
-    if ranks == 1:
-        return check_replicas(module, group)
-    with pytest.raises(RuntimeError, match=rf"^{name} is another on ranks \[{ranks - 1}\]"):
-        check_replicas(module, group)
+    if P == 1:
+        return check_replicas(module)
+    with pytest.raises(RuntimeError, match=rf"^{name} is another on ranks \[{LAST}\]"):
+        check_replicas(module)
 
 
 @torch.no_grad()
@@ -108,7 +101,7 @@ def test_one_bit_of_one_rank_is_found(module, name):
     check_replicas(module)
     check_replicas(module, dist.new_group(backend="gloo"))
     bits = module.get_parameter(name).view(torch.uint8)
-    bits.view(-1)[0] ^= last()
+    bits.view(-1)[0] ^= RANK == LAST
     raises(module, name)
 
 
@@ -116,22 +109,22 @@ def test_one_bit_of_one_rank_is_found(module, name):
 def test_zeros_of_two_signs_differ_and_equal_nans_do_not(module):
     module[0].bias.fill_(float("nan"))
     check_replicas(module)
-    module[0].bias.fill_(-0.0 if last() else 0.0)
+    module[0].bias.fill_(-0.0 if RANK == LAST else 0.0)
     raises(module, "0.bias")
 
 
 def test_other_parameters_differ(module):
-    if last():
+    if RANK == LAST:
         module.append(torch.nn.Linear(1, 1))
     raises(module, "2.weight")
-    if last():
+    if RANK == LAST:
         module[0].weight.data = module[0].weight.data.view(3, 2)  # the same bytes
     raises(module, "0.weight")
 
 
 def test_a_group_is_compared_alone(module):
     first = dist.new_group([0])
-    if last():
+    if RANK == LAST:
         torch.nn.init.zeros_(module[0].weight)
-    if dist.get_rank() == 0:
+    if RANK == 0:
         check_replicas(module, first)

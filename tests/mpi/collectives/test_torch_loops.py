@@ -1,37 +1,20 @@
-"""Loops of one's own over MPI: copies and averages of what DDP wraps, and ZeRO 1 to 3."""
+"""Loops of one's own over MPI: copies and averages of what DDP wraps, and compiled modules."""
 
 import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tests.mpi.collectives.test_torch_node_memory import batches, own, two_layers
+
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
-STEPS, SHARE = 6, 4
-
-
-def layers():
-    """Large enough that their buckets lie in memory that the ranks share."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(60, 150), torch.nn.Tanh(), torch.nn.Linear(150, 60)
-    ).double()
 
 
 def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
-
-
-def batches():
-    drawn = torch.Generator().manual_seed(1)
-    return torch.randn(STEPS, SHARE * dist.get_world_size(), 60, generator=drawn).double()
-
-
-def own(batch):
-    rank = dist.get_rank()
-    return batch[SHARE * rank : SHARE * (rank + 1)]
+    """Its steps do not magnify the roundings of gradients near zero."""
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-4, weight_decay=0.1)
 
 
 def step(module, optimizer, batch):
@@ -55,9 +38,9 @@ def test_a_compiled_module_traces_nothing_of_ours():
     pytest.importorskip("torch._dynamo")
     from torch._dynamo.utils import get_compilation_metrics
 
-    net = DistributedDataParallel(layers())
-    compiled, plain = torch.compile(net, backend="eager"), layers()
-    for batch in batches()[:3]:
+    net = DistributedDataParallel(two_layers())
+    compiled, plain = torch.compile(net, backend="eager"), two_layers()
+    for batch in batches(3):
         for module, rows in ((compiled, own(batch)), (plain, batch)):
             module.zero_grad()
             module(rows).square().mean().backward()
@@ -70,11 +53,11 @@ def test_a_compiled_module_traces_nothing_of_ours():
 @pytest.mark.parametrize("views", [False, True])
 def test_copies_and_averages_of_what_is_wrapped(views):
     """An average follows, and a copy is trained by itself, as in one process."""
-    net = DistributedDataParallel(layers(), gradient_as_bucket_view=views)
-    alone = layers()
+    net = DistributedDataParallel(two_layers(), gradient_as_bucket_view=views)
+    alone = two_layers()
     average, expected = averaged(net), averaged(alone)
     optimizer, single = adamw(net.parameters()), adamw(alone.parameters())
-    for batch in batches():
+    for batch in batches(6):
         step(net, optimizer, own(batch))
         step(alone, single, batch)
         average.update_parameters(net)
@@ -83,7 +66,7 @@ def test_copies_and_averages_of_what_is_wrapped(views):
     before = [parameter.detach().clone() for parameter in net.parameters()]
     twin, other = copy.deepcopy(net), copy.deepcopy(alone)
     again, once = adamw(twin.parameters()), adamw(other.parameters())
-    for batch in batches():
+    for batch in batches(6):
         step(twin, again, own(batch))
         step(other, once, batch)
     assert_close(twin, other)

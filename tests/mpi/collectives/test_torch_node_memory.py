@@ -1,5 +1,7 @@
 """Large calls of ``torch.distributed`` groups through memory that the ranks share."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,13 +9,27 @@ import torch.distributed as dist
 from collectives import Communicator
 from collectives.torch import reductions
 from tests.cases import slow_case
+from tests.mpi.collectives.forms import LAST, RANK, P
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
+@pytest.fixture
+def moving(monkeypatch):
+    """All sums count as those of DDP's buckets, whose memory moves."""
+    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
+
+
+def summed(group, tensor):
+    """The tensor after as many sums as move it, each of which is right."""
+    for _ in range(5):
+        dist.all_reduce(tensor.fill_(RANK), group=group)
+        assert tensor.min() == tensor.max() == sum(range(P))
+    return tensor
+
+
 def memory_of(group):
-    backend = group._get_backend(torch.device("cpu"))
-    return backend._node_memory
+    return group._get_backend(torch.device("cpu"))._node_memory
 
 
 def is_shared(group, tensor):
@@ -23,39 +39,46 @@ def is_shared(group, tensor):
 
 
 def two_layers():
+    """Large enough that their buckets lie in memory that the ranks share."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(200, 300), torch.nn.ReLU(), torch.nn.Linear(300, 200)
     ).double()
 
 
+def batches(number):
+    """For each step, four rows a rank."""
+    drawn = torch.Generator().manual_seed(1)
+    return torch.randn(number, 4 * P, 200, generator=drawn).double()
+
+
+def own(batch):
+    return batch[4 * RANK :][:4]
+
+
 @pytest.mark.parametrize("views", [False, True])
 def test_buckets_of_ddp_are_shared_by_themselves(group, views):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     module, alone, buckets = two_layers(), two_layers(), []
     net = torch.nn.parallel.DistributedDataParallel(
         module, process_group=group, gradient_as_bucket_view=views
     )
-    inputs = torch.randn(6, 4 * ranks, 200, generator=torch.Generator().manual_seed(1)).double()
     backend = group._get_backend(torch.device("cpu"))
     summed = backend._sum
     backend._sum = lambda flat, *how: (buckets.append(flat), summed(flat, *how))
-    for batch in inputs:
+    for batch in batches(6):
         net.zero_grad()
         alone.zero_grad()
-        net(batch[4 * rank : 4 * rank + 4]).square().mean().backward()
+        net(own(batch)).square().mean().backward()
         alone(batch).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, other.grad, rtol=1e-12, atol=1e-12)
+        for mine, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
     large = [bucket for bucket in buckets if bucket.nbytes > 1 << 16]
-    assert is_shared(group, large[-1]) == (ranks > 1)
-    assert not views or is_shared(group, module[0].weight.grad) == (ranks > 1)
+    assert is_shared(group, large[-1]) == (P > 1)
+    assert not views or is_shared(group, module[0].weight.grad) == (P > 1)
 
 
 @pytest.mark.parametrize("turns", [60, slow_case(4000)])
-def test_memory_is_another_tensors_after_a_bucket_is_freed(group, monkeypatch, turns):
-    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def test_memory_is_another_tensors_after_a_bucket_is_freed(group, moving, turns):
     met, again, moved = set(), 0, 0
     for turn in range(turns):
         length = 40_000 + 512 * (turn % 3)
@@ -63,76 +86,56 @@ def test_memory_is_another_tensors_after_a_bucket_is_freed(group, monkeypatch, t
         again += tensor.data_ptr() in met
         met.add(tensor.data_ptr())
         for value in range(1 + turn % 5):
-            tensor.fill_(value + rank + turn)
+            tensor.fill_(value + RANK + turn)
             dist.all_reduce(tensor, group=group, async_op=True).wait()
-            expected = sum(value + r + turn for r in range(ranks))
+            expected = sum(value + r + turn for r in range(P))
             assert tensor[0] == tensor[-1] == tensor.min() == tensor.max() == expected
         moved += is_shared(group, tensor)
     assert again > turns // 10
-    assert moved == (3 * turns // 5 if ranks > 1 else 0)  # those that came three times
+    assert moved == (3 * turns // 5 if P > 1 else 0)  # those that came three times
 
 
 def test_ranks_that_disagree_share_nothing(group, monkeypatch):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: rank == 0)
-    tensor = torch.empty(50_000)
-    for _ in range(5):
-        dist.all_reduce(tensor.fill_(rank), group=group)
-        assert tensor.min() == tensor.max() == sum(range(ranks))
-    assert not is_shared(group, tensor) or ranks == 1
+    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: RANK == 0)
+    assert not is_shared(group, summed(group, torch.empty(50_000))) or P == 1
 
 
-def test_a_bucket_that_has_moved_refuses_to_be_resized(group, monkeypatch):
+def test_a_bucket_that_has_moved_refuses_to_be_resized(group, moving):
     """torch would end the process."""
-    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
-    tensor = torch.ones(50_000)
-    for _ in range(5):
-        dist.all_reduce(tensor, group=group)
-    assert tensor.untyped_storage().resizable() == (dist.get_world_size() == 1)
+    tensor = summed(group, torch.empty(50_000))
+    assert is_shared(group, tensor) == (not tensor.untyped_storage().resizable()) == (P > 1)
 
 
-def test_memory_that_a_view_of_numpys_names_is_not_moved(group, monkeypatch):
-    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
-    tensor = torch.ones(50_000)
-    view = tensor.numpy()
-    for _ in range(5):
-        dist.all_reduce(tensor.fill_(1), group=group)
-    assert view[0] == view[-1] == dist.get_world_size()
-    assert not is_shared(group, tensor) or dist.get_world_size() == 1
+def test_memory_that_a_view_of_numpys_names_is_not_moved(group, moving):
+    view = (tensor := torch.empty(50_000)).numpy()
+    summed(group, tensor)
+    assert view[0] == view[-1] == sum(range(P))
+    assert not is_shared(group, tensor) or P == 1
 
 
-def test_buckets_stay_where_they_are_without_room_in_shared_memory(group, monkeypatch):
-    monkeypatch.setattr(reductions, "is_called_by_reducer", lambda: True)
-
-    def refuse(self):
-        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
-
-    if dist.get_rank() == dist.get_world_size() - 1:
-        monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", refuse)
-    tensor = torch.empty(50_000)
-    for _ in range(5):
-        dist.all_reduce(tensor.fill_(1), group=group)
-        assert tensor.min() == tensor.max() == dist.get_world_size()
-    assert not is_shared(group, tensor)
+def test_buckets_stay_where_they_are_without_room_in_shared_memory(group, moving, monkeypatch):
+    full = RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+    if RANK == LAST:
+        monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", Mock(side_effect=full))
+    assert not is_shared(group, summed(group, torch.empty(50_000)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_pieces_of_sixteen_bits_are_rounded_once(group, dtype):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     items = 700_001  # in the wider form, more than one piece
     every = [
-        torch.randn(items * ranks, generator=torch.Generator().manual_seed(r)).to(dtype)
-        for r in range(ranks)
+        torch.randn(items * P, generator=torch.Generator().manual_seed(r)).to(dtype)
+        for r in range(P)
     ]
     exact = torch.stack(every).float().sum(0)
-    tensor = every[rank].clone()
+    tensor = every[RANK].clone()
     dist.all_reduce(tensor, group=group)
     torch.testing.assert_close(tensor, exact.to(dtype), rtol=2.0**-7, atol=1e-6)
-    if ranks <= 2:  # one sum alone is rounded
+    if P <= 2:  # one sum alone is rounded
         assert torch.equal(tensor, exact.to(dtype))
     out = torch.empty(items, dtype=dtype)
-    dist.reduce_scatter_tensor(out, every[rank], dist.ReduceOp.AVG, group=group)
-    expected = (exact / ranks)[items * rank : items * (rank + 1)]
+    dist.reduce_scatter_tensor(out, every[RANK], dist.ReduceOp.AVG, group=group)
+    expected = (exact / P)[items * RANK :][:items]
     torch.testing.assert_close(out, expected.to(dtype), rtol=2.0**-7, atol=1e-6)
 
 
@@ -150,20 +153,18 @@ def sharded(group):
 
 
 def test_fsdp2_takes_its_buffers_from_the_group(group):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     module, alone = sharded(group), two_layers()
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (module, alone)]
-    inputs = torch.randn(5, 4 * ranks, 200, generator=torch.Generator().manual_seed(1)).double()
-    for batch in inputs:
-        module(batch[4 * rank : 4 * rank + 4]).square().mean().backward()
+    for batch in batches(5):
+        module(own(batch)).square().mean().backward()
         alone(batch).square().mean().backward()
-        for own, other in zip(module.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(own.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
+        for mine, other in zip(module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
     assert memory_of(group)._taken
-    assert is_shared(group, memory_of(group).take(60_000, torch.float64)) == (ranks > 1)
+    assert is_shared(group, memory_of(group).take(60_000, torch.float64)) == (P > 1)
 
 
 def test_fsdp2_takes_none_where_the_program_says_so(group):
@@ -178,19 +179,17 @@ def test_fsdp2_takes_none_where_the_program_says_so(group):
 def test_large_calls_of_ranks_on_a_host_each_take_the_ring(world, monkeypatch):
     """What waits in MPI takes the core from the program; small calls are faster there."""
     monkeypatch.setattr(Communicator, "ranks_per_node", property(lambda self: 1))
-    rank, ranks, group = dist.get_rank(), dist.get_world_size(), dist.new_group()
-    comm, ways = group._get_backend(torch.device("cpu")).comm, []
+    group = dist.new_group()
+    comm, ways, total = group._get_backend(torch.device("cpu")).comm, [], P * (P + 1) // 2
     for items in (1 << 10, 1 << 17):
-        whole = torch.arange(ranks * items, dtype=torch.float32) % 97
-        block = whole.view(ranks, items)[rank].clone()
-        summed, part = (rank + 1) * whole, torch.empty(items)
-        dist.reduce_scatter_tensor(part, summed, group=group)
-        dist.all_reduce(summed, group=group, async_op=True).wait()
-        every = torch.empty_like(whole)
+        whole = torch.arange(P * items, dtype=torch.float32) % 97
+        block = whole.view(P, items)[RANK].clone()
+        both, part, every = (RANK + 1) * whole, torch.empty(items), torch.empty_like(whole)
+        dist.reduce_scatter_tensor(part, both, group=group)
+        dist.all_reduce(both, group=group, async_op=True).wait()
         dist.all_gather_into_tensor(every, block, group=group)
-        total = ranks * (ranks + 1) // 2
         assert torch.equal(part, total * block)
-        assert torch.equal(summed, total * whole) and torch.equal(every, whole)
+        assert torch.equal(both, total * whole) and torch.equal(every, whole)
         ways.append(comm.last_plan.algorithm)
     assert ways == ["native", "ring"]
     dist.destroy_process_group(group)

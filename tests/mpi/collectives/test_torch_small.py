@@ -1,8 +1,8 @@
 """Small calls of ``torch.distributed``, the roots that they name, and groups of threads."""
 
-import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError, MismatchError
+from collectives.errors import MismatchError
 from collectives.torch.backend import backend_of
 from collectives.torch.order import CollectiveWork
+from tests.mpi.collectives.forms import LAST, RANK, P, refused_in_child
 
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
-P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-LAST = P - 1
+two_or_more = pytest.mark.mpi(min_size=2)
 
 
 @pytest.mark.parametrize("items", [1, 40_000])
@@ -55,7 +55,7 @@ def test_calls_are_numbered_with_their_roots_for_the_watchdog(group):
     assert f"#1 broadcast with root {LAST}" in lines[-2] and "#2 barrier" in lines[-1]
 
 
-@pytest.mark.skipif(P == 1, reason="one rank agrees with itself")
+@two_or_more
 @pytest.mark.parametrize("meets", ["barrier", "large sum", "end"])
 def test_other_roots_on_the_ranks_are_an_error_where_they_meet(meets):
     group = dist.new_group()
@@ -80,7 +80,7 @@ def test_other_roots_on_the_ranks_are_an_error_where_they_meet(meets):
         dist.destroy_process_group(other)
 
 
-@pytest.mark.skipif(P == 1, reason="a message needs two")
+@two_or_more
 def test_a_message_that_nobody_received_is_not_the_next_group_s():
     for value in (7.0, 1.0):
         group, received = dist.new_group(), torch.ones(2)
@@ -100,10 +100,7 @@ def test_large_messages_that_nobody_receives_do_not_hold_up_the_end_of_their_gro
 
 
 def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    backend = backend_of(group)
+    backend, interrupted = backend_of(group), Mock(side_effect=KeyboardInterrupt)
     record, order = backend.watchdog.calls.record, backend.order
     order.calls.append(work := CollectiveWork(order, [], [], record, "interrupted", interrupted))
     future = work.get_future()
@@ -113,26 +110,6 @@ def test_an_interrupt_in_a_wait_leaves_no_call_that_never_ends(group):
     assert work.is_completed() and not work.is_success() and future.done()
     dist.all_reduce(tensor := torch.ones(1), group=group)
     assert tensor.item() == P
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_an_error_that_nobody_waits_for_is_told_at_the_end_of_the_group(asks):
-    group, tensor = dist.new_group(), torch.ones(1).expand(4)
-    work = dist.all_reduce(tensor, group=group, async_op=True)
-    while asks and not work.is_completed():
-        time.sleep(1e-3)
-    dist.all_reduce(after := torch.ones(2), group=group)
-    assert after.tolist() == [P] * 2
-    with pytest.raises(RuntimeError, match="single memory location"):
-        dist.destroy_process_group(group)
-
-
-def is_refused(call):
-    try:
-        call()
-    except Exception as error:
-        return isinstance(error, CollectiveError) and "forked by a rank" in str(error)
-    return False
 
 
 def test_a_process_that_was_forked_is_no_rank(group):
@@ -146,30 +123,9 @@ def test_a_process_that_was_forked_is_no_rank(group):
         dist.new_group,
     ]
     dist.all_reduce(torch.ones(100_000), group=group, async_op=True).wait()
-    if (child := os.fork()) == 0:
-        refused = sum(map(is_refused, calls))
-        backend_of(group).shutdown()
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert refused_in_child([*calls, backend_of(group).shutdown]) == len(calls)
     dist.all_reduce(tensor := torch.ones(3), group=group)
     assert tensor.tolist() == [P] * 3
-
-
-def in_threads(*calls):
-    errors = []
-
-    def guarded(call):
-        try:
-            call()
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
 
 
 def test_threads_have_groups_of_their_own():
@@ -184,13 +140,14 @@ def test_threads_have_groups_of_their_own():
             dist.broadcast(tensor, turn % P, made[number])
             assert tensor.tolist() == [turn * P] * 5
 
-    in_threads(*(lambda number=number: train(number) for number in range(3)))
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(train, range(3)))
     for group in made:
         dist.barrier(group)
         dist.destroy_process_group(group)
 
 
-@pytest.mark.skipif(P == 1, reason="a message needs two")
+@two_or_more
 def test_a_wait_ends_with_its_call_though_the_next_one_is_under_way(group):
     """The group's thread goes on to the next call, which another rank begins after a message."""
     for turn in range(5):

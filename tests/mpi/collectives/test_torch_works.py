@@ -10,16 +10,15 @@ from mpi4py import MPI
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.torch.backend import backend_of
+from tests.mpi.collectives.forms import LAST, LEFT, RANK, RIGHT, P
 
 pytestmark = [pytest.mark.quick_on(2, 3), pytest.mark.usefixtures("world")]
-P, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 SIZES = [5, 50_000]
 REFUSED = "single memory location"
 
 
 def failing(group):
-    return dist.all_reduce(torch.ones(1).expand(4), group=group, async_op=True).get_future()
+    return dist.all_reduce(torch.ones(1).expand(4), group=group, async_op=True)
 
 
 def ended(group):
@@ -28,14 +27,21 @@ def ended(group):
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("reads", ["C++", "callback", "nobody"])
-def test_an_error_in_a_future_is_raised_for_its_reader_and_at_the_end_of_the_group(reads):
-    future = failing(group := dist.new_group())
-    if reads == "callback":
-        future = future.then(lambda done: done.value())
-    if reads != "nobody":
-        with pytest.raises(RuntimeError, match=REFUSED):
-            torch.futures.collect_all([future]).wait()
+@pytest.mark.parametrize("who", ["C++", "a callback", "nobody", "nobody with a future", "asks"])
+def test_an_error_is_raised_for_who_reads_its_future_and_at_the_end_of_the_group(who):
+    work = failing(group := dist.new_group())
+    if who == "asks":
+        while not work.is_completed():
+            time.sleep(1e-3)
+    elif who != "nobody":
+        future = work.get_future()
+        if who == "a callback":
+            future = future.then(lambda done: done.value())
+        if who in ("C++", "a callback"):
+            with pytest.raises(RuntimeError, match=REFUSED):
+                torch.futures.collect_all([future]).wait()
+    dist.all_reduce(after := torch.ones(2), group=group)
+    assert after.tolist() == [P] * 2
     ended(group)
 
 
@@ -47,36 +53,19 @@ def test_the_value_of_an_all_gather_is_its_list():
     assert [one.data_ptr() for one in work.result()] == [one.data_ptr() for one in parts]
 
 
-@pytest.mark.parametrize("call", ["reduce_scatter", "gather"])
-def test_the_callers_list_may_change_while_the_call_is_under_way(call):
-    given, result = [torch.full((3,), RANK + 1.0) for _ in range(P)], torch.zeros(3)
-    results, parts = list(given), list(given)
-    with backend_of(dist.group.WORLD).order.runs:  # so that no thread is earlier
-        if call == "reduce_scatter":
-            work = dist.reduce_scatter(result, parts, async_op=True)
-        else:
-            work = dist.gather(torch.full((3,), -1.0), parts if RANK == 0 else None, async_op=True)
-        parts[:] = [torch.zeros(3)] * P
-    work.wait()
-    if call == "reduce_scatter":
-        assert (result == P * (P + 1) / 2).all()
-    elif RANK == 0:
-        assert all((one == -1).all() for one in results)
-
-
 def test_a_rank_that_only_sends_writes_nothing_back():
     """Its tensor may be one number many times, or memory that nobody may write to."""
-    one, root = torch.tensor(3.0).expand(8), P - 1
-    dist.broadcast(one if root == RANK else (got := torch.zeros(8)), root)
-    dist.reduce(one if root != RANK else (total := torch.full((8,), 3.0)), root)
-    assert (total == 3 * P).all() if root == RANK else (got == 3).all()
+    one = torch.tensor(3.0).expand(8)
+    dist.broadcast(one if RANK == LAST else (got := torch.zeros(8)), LAST)
+    dist.reduce(one if RANK < LAST else (total := torch.full((8,), 3.0)), LAST)
+    assert (total == 3 * P).all() if RANK == LAST else (got == 3).all()
 
 
 def test_ddp_raises_the_error_of_a_sum():
     group = dist.new_group()
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return failing(group)
+        return failing(group).get_future()
 
     net = DistributedDataParallel(torch.nn.Linear(2, 1))
     net.register_comm_hook(None, hook)
@@ -89,11 +78,11 @@ def test_ddp_raises_the_error_of_a_sum():
 @pytest.mark.parametrize("waits_first", [False, True])
 def test_wait_tensor_waits_for_calls_in_flight(items, waits_first):
     known = torch._C._distributed_c10d._get_work_registry_size()
-    for call in (dist.all_reduce, lambda x, **how: dist.broadcast(x, P - 1, **how)):
+    for call in (dist.all_reduce, lambda x, **how: dist.broadcast(x, LAST, **how)):
         tensor = torch.full((items,), RANK + 1.0)
         with functional.allow_inflight_collective_as_graph_input_ctx():
             MPI.COMM_WORLD.Barrier()
-            time.sleep(0.1 * (RANK == P - 1))
+            time.sleep(0.1 * (RANK == LAST))
             work = call(tensor, async_op=True)
         if waits_first:
             work.wait()
@@ -114,8 +103,8 @@ def test_results_of_functional_collectives_are_taken(items):
     assert (whole == P).all()
     dist.all_gather(parts := [torch.empty(items) for _ in range(P)], tensor())
     assert all((part == P).all() for part in parts)
-    work = dist.isend(tensor(), (RANK + 1) % P)
-    dist.recv(received := torch.empty(items), (RANK - 1) % P)
+    work = dist.isend(tensor(), RIGHT)
+    dist.recv(received := torch.empty(items), LEFT)
     work.wait()
     assert (received == P).all()
 
@@ -126,7 +115,7 @@ def test_calls_on_tensors_without_values_return(items):
         dist.all_reduce(tensor := torch.ones(items))
         dist.all_reduce(tensor, async_op=True).wait()
         dist.all_gather([torch.empty(items)] * P, tensor)
-        dist.recv(tensor, (RANK - 1) % P)
+        dist.recv(tensor, LEFT)
     dist.all_reduce(real := torch.ones(1))
     assert real.item() == P
 

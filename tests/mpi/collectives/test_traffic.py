@@ -11,8 +11,9 @@ from collectives.algorithms import build, names
 from collectives.coded import Coding, TwoPhase
 from collectives.compile.cost import count
 from collectives.sparse import SparseAllreduce, sparse_allreduce
+from tests.mpi.collectives.forms import P
+from tests.mpi.collectives.test_coded import Steps
 
-P = MPI.COMM_WORLD.size
 LENGTHS = (0, 1, max(1, P - 1), 30 * P, 30 * P + 7)
 
 
@@ -81,8 +82,6 @@ def test_communicators_made_of_one_that_counts_count_too(counting):
 
 def test_exact_sums_codes_and_pairs_are_counted(counting):
     comm, traffic = counting
-    from tests.mpi.collectives.test_coded import Steps
-
     plan = TwoPhase(comm, Coding(Steps()), np.ones(33), np.zeros(33))
     traffic = comm.count_traffic()  # the plans of its phases count for the one before
     plan.Start()
@@ -97,18 +96,16 @@ def test_exact_sums_codes_and_pairs_are_counted(counting):
         told = exact.count_traffic()
         exact.Allreduce(np.ones(5 * P), np.zeros(5 * P))
         assert exact.allreduce(told.sent) == 2 * (P - 1) * 5 * P * 8
-    indices, values = np.array([comm.rank], np.uint32), np.ones(1)
-    before = traffic.sent
-    sparse_allreduce(comm, indices, values, 10_000)
+    given, before = (np.array([comm.rank], np.uint32), np.ones(1)), traffic.sent
+    sparse_allreduce(comm, *given, 10_000)
     once = traffic.sent - before
     sparse = SparseAllreduce(comm, 10_000, np.float64)
     for _ in range(3):
-        sparse.give(indices, values)
+        sparse.give(*given)
         sparse.Start()
         sparse.Wait()
         found, total = sparse.total
-        assert found.tolist() == list(range(P))
-        assert total.tolist() == [1.0] * P
+        assert found.tolist() == list(range(P)) and total.tolist() == [1.0] * P
     assert traffic.sent - before == 4 * once
     assert (once > 0) == (P > 1)
     sparse.Free()

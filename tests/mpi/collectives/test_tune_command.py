@@ -1,7 +1,5 @@
 """``python -m collectives tune``, by real ranks."""
 
-from pathlib import Path
-
 import pytest
 
 from collectives.__main__ import main
@@ -17,11 +15,10 @@ def test_a_rank_alone_has_nothing_to_measure(comm, tmp_path, capsys):
 
 
 @pytest.mark.quick_on(2, 3)
-def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
-    if comm.size == 1:
-        pytest.skip("a rank alone measures nothing")
-    path = comm.bcast(f"{tmp_path}/tuned.json")
-    quick = ["-b", "8", "-e", "8", "--repeats", "1", "-o", path]
+@pytest.mark.mpi(min_size=2)
+def test_a_table_is_measured_and_merged(comm, folder, capsys):
+    path = folder / "tuned.json"
+    quick = ["-b", "8", "-e", "8", "--repeats", "1", "-o", str(path)]
     for collective, passes in (("allreduce", "2"), ("broadcast", "1"), ("allreduce", "1")):
         assert main(["tune", collective, *quick, "--passes", passes]) == 0
     comm.Barrier()
@@ -38,14 +35,14 @@ def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
         assert table.environment["ranks"] == size
 
 
-def test_a_file_that_is_no_table(comm, tmp_path, capsys):
+def test_a_file_that_is_no_table(comm, folder, capsys):
     """It is found before anything is measured, and stays."""
-    path = comm.bcast(f"{tmp_path}/tuned.json")
+    path = folder / "tuned.json"
     if comm.rank == 0:
-        Path(path).write_text("precious")
+        path.write_text("precious")
     comm.Barrier()
-    assert main(["tune", "-o", path]) == 2
-    assert Path(path).read_text() == "precious"
+    assert main(["tune", "-o", str(path)]) == 2
+    assert path.read_text() == "precious"
     assert main(["tune", "-o", f"{path}/tuned.json"]) == 2
     told = capsys.readouterr().err
     assert comm.rank or ("it is left as it was" in told and "cannot write" in told)

@@ -1,14 +1,11 @@
 """The v-variants beside the MPI library's own: lengths, gaps, in place, roots, every form."""
 
-import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, MismatchError
-from collectives.calls.tables import load
-
-SIZE = MPI.COMM_WORLD.size
+from tests.mpi.collectives.forms import RANK, P, run, tuned
 
 
 @pytest.mark.parametrize("algorithm", ["native", "auto", "direct"])
@@ -31,26 +28,18 @@ def test_counts_are_read_once_of_arrays_too(comm, algorithm):
 
 
 @pytest.mark.parametrize("first", [30_000, 0])
-@pytest.mark.parametrize("start", ["Reduce_scatter", "Ireduce_scatter"])
-def test_reduce_scatter_in_place_of_a_long_block_behind_a_short_one(
-    tmp_path, monkeypatch, start, first
-):
+@pytest.mark.parametrize("form", ["blocking", "nonblocking"])
+def test_reduce_scatter_in_place_of_a_long_block_behind_a_short_one(tmp_path, form, first):
     """Where MPICH's own ends the job: it copies a block onto itself, from 512 KiB."""
-    without = msgspec.structs.replace(load(), entries=[])  # so auto is native
-    (tmp_path / "empty.json").write_bytes(msgspec.json.encode(without))
-    monkeypatch.setenv("COLLECTIVES_TUNING", str(tmp_path / "empty.json"))
-    comm = Communicator(MPI.COMM_WORLD)
-    counts = [first, *[70_000] * (comm.size - 1)]
-    ends = np.cumsum(counts)
-    mine = np.random.default_rng(comm.rank).integers(0, 99, ends[-1])
-    expected = np.zeros_like(mine)
-    MPI.COMM_WORLD.Allreduce(mine, expected)
-    request = getattr(comm, start)(MPI.IN_PLACE, mine, counts)
-    if request is not None:
-        request.Wait()
-    block = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
-    assert np.array_equal(mine[: counts[comm.rank]], expected[block])
-    comm.close()
+    with Communicator(MPI.COMM_WORLD, tuning=tuned(tmp_path)) as comm:  # so auto is native
+        counts = [first, *[70_000] * (comm.size - 1)]
+        ends = np.cumsum(counts)
+        mine = np.random.default_rng(comm.rank).integers(0, 99, ends[-1])
+        expected = np.zeros_like(mine)
+        MPI.COMM_WORLD.Allreduce(mine, expected)
+        run(comm, form, "Reduce_scatter", MPI.IN_PLACE, mine, counts)
+        block = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
+        assert np.array_equal(mine[: counts[comm.rank]], expected[block])
 
 
 @pytest.mark.parametrize("collective", ["Reduce_scatter", "Allgatherv", "Alltoallv"])
@@ -95,20 +84,17 @@ def test_barrier(comm, algorithm):
 @pytest.mark.mpi(min_size=2)
 def test_with_checks_all_ranks_hear_that_a_rank_does_not_fit_itself(algorithm):
     """MPI libraries refuse it on this rank alone, or not at all."""
-    mine, theirs = [4, *[2] * (SIZE - 1)], [3, *[2] * (SIZE - 1)]
-    sent, received = np.ones(sum(mine)), np.zeros(sum(mine))
+    is_root, twos = RANK == 0, [2] * P
+    sends, receives = ([4, *twos[1:]], [3, *twos[1:]]) if is_root else (twos, twos)
+    sent, received = np.ones(2 * P + 2), np.zeros(2 * P + 2)
+    calls = {
+        "Alltoallv": ([sent, sends], [received, receives]),
+        "Gatherv": (sent[: sends[0]], [received, receives] if is_root else None),
+        "Scatterv": ([sent, sends] if is_root else None, received[: receives[0]]),
+    }
     with Communicator(MPI.COMM_WORLD, check=True) as comm:
-        rank_0 = comm.rank == 0
-        others = [*(2 for _ in range(SIZE))]
-        counts = (mine, theirs) if rank_0 else (others, others)
-        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
-            comm.Alltoallv([sent, counts[0]], [received, counts[1]], algorithm=algorithm)
-        if algorithm == "pairwise":
-            return
-        root = [received, counts[1]] if rank_0 else None
-        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
-            comm.Gatherv(np.ones(4 if rank_0 else 2), root, algorithm=algorithm)
-        root = [sent, counts[0]] if rank_0 else None
-        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
-            comm.Scatterv(root, np.zeros(3 if rank_0 else 2), algorithm=algorithm)
-        comm.Alltoallv([sent, others], [received, others], algorithm=algorithm)
+        for name, given in calls.items():
+            if name == "Alltoallv" or algorithm != "pairwise":
+                with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
+                    getattr(comm, name)(*given, algorithm=algorithm)
+        comm.Alltoallv([sent, twos], [received, twos], algorithm=algorithm)
