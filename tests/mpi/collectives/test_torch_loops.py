@@ -1,9 +1,12 @@
-"""Loops of one's own over MPI: copies and averages of what DDP wraps, and compiled modules."""
+"""Loops of one's own over MPI: copies, averages, shards and compiled modules."""
 
 import copy
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -12,9 +15,12 @@ from tests.mpi.collectives.test_torch_node_memory import batches, own, two_layer
 pytestmark = [pytest.mark.quick_on(3), pytest.mark.usefixtures("world")]
 
 
+#: Steps do not magnify the roundings of gradients near zero.
+OPTIONS = {"lr": 1e-2, "eps": 1e-4, "weight_decay": 0.1}
+
+
 def adamw(parameters):
-    """Its steps do not magnify the roundings of gradients near zero."""
-    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-4, weight_decay=0.1)
+    return torch.optim.AdamW(parameters, **OPTIONS)
 
 
 def step(module, optimizer, batch):
@@ -72,3 +78,23 @@ def test_copies_and_averages_of_what_is_wrapped(views):
     assert_close(twin, other)
     for mine, kept in zip(net.parameters(), before, strict=True):
         assert torch.equal(mine, kept)
+
+
+@pytest.mark.parametrize("shared", ["optimizer", "gradients", "parameters"])
+def test_shards_have_one_process_s_values(shared):
+    net, alone = two_layers(), two_layers()
+    single = adamw(alone.parameters())
+    if shared == "optimizer":
+        net = DistributedDataParallel(net)
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, **OPTIONS)
+    else:
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for part in (net[0], net[2], net):
+            fully_shard(part, mesh=mesh, reshard_after_forward=shared == "parameters")
+        optimizer = adamw(net.parameters())
+    for batch in batches(6):
+        step(net, optimizer, own(batch))
+        step(alone, single, batch)
+    for mine, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        whole = mine if shared == "optimizer" else mine.full_tensor()
+        torch.testing.assert_close(whole, wanted, rtol=1e-10, atol=1e-12)
