@@ -199,14 +199,12 @@ class Trainer(ClosedTogether):
 
     def steps(self, epoch: int) -> Generator[Sequence[Record]]:
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.steps`."""
-        self._expect_kept()
         with closing(self.loop.steps(epoch)) as steps:
             for records in steps:
                 with self._handing_on():
                     yield records
                 if self._own:
                     self.parts.asked.agree(self.comm)
-                self._expect_kept()
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
         """Take the steps of an epoch, as :meth:`mpitrain.training.loop.Loop.run_epoch`."""
@@ -292,15 +290,8 @@ class Trainer(ClosedTogether):
         def run(parts: Parts) -> None:
             with self._handing_on():
                 before_step(parts)
-            if self._own:
-                self._own.expect_kept()
 
         return run
-
-    def _expect_kept(self) -> None:
-        """Raise ConfigError on all ranks if the program has changed the module's parameters."""
-        if self._own:
-            together(self.comm, self._own.expect_kept, ConfigError)
 
     def _expect_outside(self, what: str) -> None:
         """Raise RuntimeError while ``on_record`` runs."""
@@ -356,7 +347,8 @@ class Trainer(ClosedTogether):
         self._expect_outside("fit()")
         flags = {"fit(resume)": resume, "fit(allow_changes)": allow_changes}
         expect_asked(self.parts, flags, on_record)
-        self._expect_kept()
+        if self._own:
+            together(self.comm, self._own.begin, ConfigError)
         if resume:
             self._take_saved_stages()
         parts = self.parts

@@ -135,12 +135,6 @@ def become(parts: Sequence[torch.nn.Module], attributes: Sequence[Mapping[str, A
         vars(part).update(own)
 
 
-def set_attributes(own: dict[str, Any], changed: Mapping[str, Any]) -> None:
-    """Set attributes of a part, which has ``own``, buffers among them."""
-    for key, value in changed.items():
-        (own["_buffers"] if key in own["_buffers"] else own)[key] = value
-
-
 @contextmanager
 def untouched(*modules: torch.nn.Module) -> Iterator[None]:
     """Modules' attributes and modes, what they train, and generators stay, but in this block."""

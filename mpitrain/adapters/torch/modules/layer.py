@@ -22,7 +22,7 @@ from mpitrain.adapters.torch.checks.module import (
     learn,
     without_autocast,
 )
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, set_attributes, untouched
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, untouched
 from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
@@ -58,7 +58,7 @@ class TorchLayer(TorchModule):
         The module of a layer with cuts or splits is a copy of the program's.
         """
         for name, part in self.module.named_modules(remove_duplicate=False):
-            set_attributes(vars(part), changed.get(f"{self.prefix}{name}".rstrip("."), {}))
+            vars(part).update(changed.get(f"{self.prefix}{name}".rstrip("."), {}))
         self._watched.own_loss.forget()
 
     def shared(self, group: TensorGroup) -> "TorchLayer":

@@ -33,18 +33,19 @@ class Norms(TorchFunctionMode):
         counts: whether the input has samples, rather than a sample of zeros in the place of none.
         moving: names of the norms whose running values training changes, by identity.
         running: names of these values.
+        number: place of the norm that runs among the module's; -1: none does.
         is_called: whether a pass has called the function outside of norms; None: there was none.
     """
 
     context: Context = RESTING
     xp: ModuleType = np
-    counts = True
+    counts, number = True, -1
     is_called: bool | None = None
 
     def __init__(self, module: nn.Module, training: bool) -> None:
         """``training``: mode of the whole module, of which this one may be a part."""
         super().__init__()
-        self._module, self._owners = module, dict[int, int]()
+        self._module = module
         #: Norms over a batch in training, in an order that all replicas have.
         self._norms = [
             (name, one)
@@ -59,18 +60,15 @@ class Norms(TorchFunctionMode):
             if id(norm) in self.moving and own in norm._buffers
         }
         self.running = frozenset(self._running)
-        # What is compiled looks at them, and would be compiled for each pass.
-        run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
-        self._forwards = [partial(run, self, _forward_of(norm)) for _, norm in self._norms]
+        self._forwards = [
+            partial(_run, self, number, _forward_of(norm))
+            for number, (_, norm) in enumerate(self._norms)
+        ]
 
     @property
     def mixes(self) -> bool:
         """Whether a norm is over a batch, as far as passes have shown."""
         return bool(self._norms or self.is_called)
-
-    def name(self, number: int) -> str:
-        """Name of a norm; of a function, if it has no number."""
-        return "a function" if number < 0 else self._norms[number][0]
 
     def begin(self, context: Context, xp: ModuleType, *, counts: bool) -> None:
         """Begin a pass."""
@@ -79,29 +77,26 @@ class Norms(TorchFunctionMode):
     @contextmanager
     def having(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """The module has these parameters and buffers, and norms are over all replicas, in here."""
-        before, running = self._owners, dict[str, torch.Tensor]()
+        running = dict[str, torch.Tensor]()
         for name, (norm, own) in self._running.items():
             kept = self.context.state.get(name)
             if kept is None:
                 kept = self.xp.array(as_array(norm.get_buffer(own).double()))
             # Torch's code counts, too.
             running[name] = as_tensor(kept.copy() if own == _RUNNING[2] else kept)
+        if "torch._dynamo" in sys.modules and self._forwards and self._forwards[0].func is _run:
+            # What is compiled would be so for each pass, as the running values are others.
+            run = torch.compiler.disable(_run)
+            self._forwards = [partial(run, *one.args) for one in self._forwards]
         every = [vars(norm) for _, norm in self._norms]
         given = [{key: one[key] for key in ("forward",) if key in one} for one in every]
         for one, forward in zip(every, self._forwards, strict=True):
             one["forward"] = forward
         try:
-            with having(self._module, {**values, **running}):
-                self._owners = {
-                    id(tensor): number
-                    for number, (_, norm) in enumerate(self._norms)
-                    for tensor in (*norm._parameters.values(), *norm._buffers.values())
-                    if tensor is not None
-                }
-                with nullcontext() if self.is_called is False else self:
-                    yield
+            mode = nullcontext() if self.is_called is False else self
+            with having(self._module, {**values, **running}), mode:
+                yield
         finally:
-            self._owners = before
             for one, own_forward in zip(every, given, strict=True):
                 one.pop("forward", None)
                 one.update(own_forward)
@@ -118,23 +113,21 @@ class Norms(TorchFunctionMode):
         training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
     ) -> torch.Tensor:  # fmt: skip
         """Normalise an input of the shape (samples, channels, ...), as ``F.batch_norm``."""
+        self.is_called = True
+        name, norm = ("a function", None) if self.number < 0 else self._norms[self.number]
         running = [one for one in (running_mean, running_var) if one is not None]
-        number = self._owners.get(id(running_mean if running else weight), -1)
-        if running and number < 0:
-            if not training:
-                return nn.functional.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+        if training and running and running_mean is not getattr(norm, _RUNNING[0], None):
             raise ImpureModule(
                 "torch.nn.functional.batch_norm has running values that are not those of a "
                 "BatchNorm around it, so that no rank keeps them; take torch.nn.BatchNorm1d or a "
                 "subclass, or give None as running_mean and running_var"
             )
-        self.is_called = True
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         rows = wide.transpose(1, -1)
         normal: torch.Tensor
         if training and self.context.training:
-            kept = {name: as_array(t, self.xp) for name, t in zip(_RUNNING, running)}
-            normal, _ = _Normalised.apply(rows, self, number, kept, momentum, eps)
+            kept = {own: as_array(one, self.xp) for own, one in zip(_RUNNING, running)}
+            normal, _ = _Normalised.apply(rows, self, name, kept, momentum, eps)
         else:
             if not running:  # a batch of a test is one process's
                 axes = tuple(range(rows.dim() - 1))
@@ -148,13 +141,15 @@ class Norms(TorchFunctionMode):
         return normal.contiguous() if x.is_contiguous() else normal
 
 
-def _run(norms: Norms, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run(norms: Norms, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A norm's own code; a checkpoint may run it again, when no mode is on."""
-    called = norms.is_called
-    with norms:
-        found = forward(*args, **kwargs)
-    norms.is_called = called
-    return found
+    before = norms.number, norms.is_called
+    norms.number = number
+    try:
+        with norms:
+            return forward(*args, **kwargs)
+    finally:
+        norms.number, norms.is_called = before
 
 
 def _forward_of(norm: nn.Module) -> Callable[..., Any]:
@@ -168,13 +163,13 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, norms: Norms, number: int, state: Any, part: float, eps: float
+        ctx: Any, x: torch.Tensor, norms: Norms, name: str, state: Any, part: float, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        context, xp, name = norms.context, norms.xp, norms.name(number)
+        context, xp = norms.context, norms.xp
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
         own = rows if norms.counts else rows[:0]
         try:
-            count, mean, squares = moments(own, context.replicas, number)
+            count, mean, squares = moments(own, context.replicas, norms.number)
         except OtherNorm:
             raise ImpureModule(
                 f"replicas call different batch norms at the same time, {name} on this rank; "

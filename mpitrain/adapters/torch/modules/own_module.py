@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from mpitrain.adapters.torch.arrays import as_bytes
 from mpitrain.adapters.torch.checks.module_class import hooked
 from mpitrain.adapters.torch.modules.whole import load_into, torch_layers
 from mpitrain.config import ConfigError
@@ -27,8 +25,6 @@ _LOST = (
     ", which the trainer has taken over and would not see; call end(reason), change it after "
     "fit(), and begin another trainer; for other rates, set trainer.rate_factor"
 )
-#: Numbers of a parameter that are looked at in each step.
-_FEW = 1024
 #: Attributes that each module has; the trainer sets modes itself.
 _TORCHS = vars(torch.nn.Module()).keys()
 _T = torch.Tensor
@@ -52,8 +48,8 @@ class OwnModule:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        #: Versions and bits of the parameters since the trainer has read or written them.
-        self._marks = self._marked()
+        #: The parameters as the loop copied them; ``None`` once it trains.
+        self._copied: list[tuple[int, int]] | None = self._versions()
         #: Steps after which the module got its values.
         self._steps = 0
         self._looks = _Looks(module)
@@ -67,7 +63,7 @@ class OwnModule:
     def load(self, parts: Parts) -> None:
         """Give the module the values of training; collective."""
         load_into(self.module, parts)
-        self._marks, self._steps = self._marked(), parts.steps_done
+        self._steps = parts.steps_done
 
     def gather(self, parts: Parts) -> torch.nn.Module:
         """The module with the values of training, as :meth:`mpitrain.Trainer.gather`."""
@@ -80,21 +76,25 @@ class OwnModule:
         self._looks.rests = self._looks.is_late = False
         return self.module
 
-    def expect_kept(self) -> None:
-        """Raise ConfigError if the program has given parameters other values, or hooks."""
-        for name, p in self.module.named_parameters():
-            version, some, every = self._marks.get(name, (-1, 0, 0))
-            if _bit_sum(p, _FEW) != some or (p._version != version and _bit_sum(p) != every):
-                raise ConfigError(
-                    f"model: {name} was changed after the trainer was made, which trains values of "
-                    "its own; load values before, in the function that makes the model, constrain "
-                    "them by torch.nn.utils.parametrize, and for others begin another trainer"
-                )
+    def begin(self) -> None:
+        """Training begins.
+
+        Raises:
+            ConfigError: parameters were changed since the loop copied them, or have hooks.
+        """
+        if self._copied is None:
+            return
+        if self._copied != self._versions():
+            raise ConfigError(
+                "model: its parameters were changed after the trainer was made, which has copied "
+                "them; load them before, for example in the function that makes the model"
+            )
         if name := hooked(self.module):
             raise ConfigError(
                 f"model: {name} was given a hook on its gradient, which the trainer would not "
                 "call; put it into the loss, or use torch's DistributedDataParallel"
             )
+        self._copied = None
 
     def watched(self, on_record: Write, parts: Parts) -> Write:
         """The function, which gets a RuntimeError where it looks at values of the past."""
@@ -117,14 +117,14 @@ class OwnModule:
 
     @contextmanager
     def handing_on(self, parts: Parts) -> Iterator[None]:
-        """Give attributes and buffers that the program sets within this block, as a temperature or
-        the ``p`` of a dropout, to the copies of the module that train and are compared."""
+        """Give attributes that the program sets within this block, as a temperature or the ``p`` of
+        a dropout, to the copies of the module that train and are compared."""
         before = _attributes(self.module)
         yield
         changed: dict[str, dict[str, Any]] = {}
         for (part, key), now in _attributes(self.module).items():
             old, (value, *_) = before.get((part, key), ()), now
-            if len(old) != len(now) or any(map(_differ, old, now)):
+            if len(old) != len(now) or any(a is not b for a, b in zip(old, now, strict=True)):
                 changed.setdefault(part, {})[key] = value
                 told = getattr(value, "__dict__", value)
                 parts.asked.attributes[f"module.{part}.{key}".replace("..", ".")] = told
@@ -137,13 +137,9 @@ class OwnModule:
     def _is_current(self, parts: Parts) -> bool:
         return self._steps == parts.steps_done
 
-    def _marked(self) -> dict[str, tuple[int, int, int]]:
-        """Version, and sums of some bits and of all, of each parameter by name.
-
-        Changes by ``p.data`` show in the bits alone.
-        """
-        named = self.module.named_parameters()
-        return {name: (p._version, _bit_sum(p, _FEW), _bit_sum(p)) for name, p in named}
+    def _versions(self) -> list[tuple[int, int]]:
+        """Version and sum of the bits of each parameter: ``p.data`` changes the bits alone."""
+        return [(p._version, _bit_sum(p)) for p in self.module.parameters()]
 
 
 class _Looks(TorchFunctionMode):
@@ -205,21 +201,14 @@ def _taken(module: torch.nn.Module, parts: Parts) -> dict[str, Any]:
 
 
 def _attributes(module: torch.nn.Module) -> dict[tuple[str, str], list[Any]]:
-    """Buffers and attributes of a module's parts but torch's own, by part and name, each before
-    what it holds itself if that can change."""
+    """Attributes of a module's parts but torch's own, by part and name, each before what it holds
+    itself if that can change."""
     return {
         (part, key): [value, *_held(value)]
         for part, one in module.named_modules(remove_duplicate=False)
-        for key, value in (vars(one) | one._buffers).items()
+        for key, value in vars(one).items()
         if key not in _TORCHS
     }
-
-
-def _differ(old: Any, now: Any) -> bool:
-    """Whether these are others; a buffer may have been on a GPU and back."""
-    if not (isinstance(old, torch.Tensor) and isinstance(now, torch.Tensor)):
-        return old is not now
-    return old is not now and not np.array_equal(as_bytes(old), as_bytes(now))
 
 
 def _held(value: Any) -> list[Any]:
@@ -229,15 +218,10 @@ def _held(value: Any) -> list[Any]:
     return [*own] if isinstance(own, list | set) else []
 
 
-def _bit_sum(tensor: torch.Tensor, few: int = 0) -> int:
-    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it.
-
-    ``few``: of about so many numbers alone; 0: of all.
-    """
+def _bit_sum(tensor: torch.Tensor) -> int:
+    """Sum of a tensor's bits as integers, in any memory; no order of summation changes it."""
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.element_size(), torch.int64)
-    numbers = tensor.detach().reshape(-1)
-    numbers = numbers[:: max(1, len(numbers) // few)] if few else numbers
-    return int(numbers.contiguous().view(kind).sum())
+    return int(tensor.detach().contiguous().reshape(-1).view(kind).sum())
 
 
 def _changes(function: Any) -> bool:

@@ -15,7 +15,7 @@ from mpitrain.adapters.torch.arrays import (
     named_tensors,
     tensors_of,
 )
-from mpitrain.adapters.torch.checks.module_class import become, is_held, set_attributes
+from mpitrain.adapters.torch.checks.module_class import become, is_held
 from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
@@ -84,7 +84,7 @@ class Plain:
     def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         """Take copies of attributes that the program has set, by the names of the parts."""
         for (name, _), own in zip(self.module.named_modules(), self._own, strict=True):
-            set_attributes(own, deepcopy(changed.get(name, {})))
+            own.update(deepcopy(changed.get(name, {})))
 
     def optimise(self, factory: Any, schedule: Any) -> None:
         """Make the program's optimiser, and its scheduler if there is one; TypeError: it is of
