@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -80,8 +79,11 @@ def test_copies_and_averages_of_what_is_wrapped(views):
         assert torch.equal(mine, kept)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("shared", ["optimizer", "gradients", "parameters"])
 def test_shards_have_one_process_s_values(shared):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     net, alone = two_layers(), two_layers()
     single = adamw(alone.parameters())
     if shared == "optimizer":

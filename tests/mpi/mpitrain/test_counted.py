@@ -165,7 +165,7 @@ def clamped():
     return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(8, 4)).double()
 
 
-@pytest.mark.parametrize(("how", "name"), zip(LAYOUTS, ("ignored", "weighted", "masked")))
+@pytest.mark.parametrize(("how", "name"), [*zip(LAYOUTS, ("ignored", "weighted", "masked"))])
 def test_a_backward_pass_that_clamps_sees_the_gradients_of_torch(comm, folder, name, how):
     """What counts in the whole batch is known before the first micro-batch goes backward."""
     loss = LOSSES[name]
