@@ -311,7 +311,7 @@ REPORTS = {
         "missing: rank 0", POLLS + "comm.Barrier()",
     ),
     "a rank that polls where another waits": (
-        2, False, [LATE, "rank 0 has completed 1, is in none of them: it polls with Test",
+        3, False, [LATE, "rank 0 has completed 1, is in none of them: it polls with Test",
                    "missing: rank 1\n"],
         "missing: rank 0",
         POLLS + "complete(comm.Iallreduce(MPI.IN_PLACE, items, algorithm='ring'))",

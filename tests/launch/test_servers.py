@@ -26,7 +26,7 @@ def test_a_rank_that_is_frozen_is_named_by_who_waits_for_it(tmp_path, rank):
     process = start(tmp_path, "--fault", f"freeze rank={rank} step=35", COLLECTIVES_TIMEOUT="15")
     _, errors = ended(process)
     assert process.returncode != 0
-    assert f"rank {rank} on" in errors and "does not answer: it is dead or stopped" in errors
+    assert f"rank {rank} on" in errors and "does not answer: it is stopped" in errors
     assert ("a message of worker rank" if rank == 0 else "the parameters of the servers") in errors
     # Open MPI's launcher leaves a stopped one behind.
     for number in running(f"run.dir={tmp_path}/run"):
