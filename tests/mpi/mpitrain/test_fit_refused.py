@@ -244,16 +244,17 @@ def test_a_part_that_is_left_by_another_way_is_told_on_all_ranks(comm, folder):
         made(folder, **given).fit()
 
 
-def by_kind():
+def by_kind(**options):
     """A norm for each kind of sample, of which the code calls one, by the first of its samples."""
-    norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
+    norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6, **options) for _ in range(2))
     return Of(lambda m, x: m.b(m.norms[int(x[0, 0] > 0)](x)), norms=norms, b=net())
 
 
 @pytest.mark.mpi(min_size=2)
-def test_replicas_that_call_different_norms_are_told(comm, folder):
+@pytest.mark.parametrize("options", [{}, {"affine": False, "track_running_stats": False}])
+def test_replicas_that_call_different_norms_are_told(comm, folder, options):
     with pytest.raises(ConfigError, match="replicas call different batch norms at the same time"):
-        made(folder, model=by_kind, steps=30).fit()
+        made(folder, model=lambda: by_kind(**options), steps=30).fit()
 
 
 class Impure(torch.nn.Module):

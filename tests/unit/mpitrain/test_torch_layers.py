@@ -308,6 +308,21 @@ def test_batch_norm_is_torchs(momentum):
         np.testing.assert_allclose(found, own.get_buffer(name))
 
 
+@pytest.mark.slow
+def test_batch_norm_is_not_compiled_for_each_pass():
+    module = Of(lambda m, x: m.norm(x), norm=nn.BatchNorm1d(6)).double()
+    layer, frames = layers(module)["part0"], []
+    layer.output_shape((6,))
+    module.compile(backend="eager")
+    state, values = layer.state("f8"), values_of(layer)
+    for _ in range(6):
+        context = Context(True, samples=np.arange(4), state=state)
+        layer.forward(values, np.random.default_rng(0).normal(size=(4, 6)), context)
+        frames.append(torch._dynamo.utils.counters["frames"]["total"])
+    assert 0 < frames[2] == frames[-1]
+    assert state["norm.num_batches_tracked"] == 6
+
+
 def test_batch_norm_in_torchs_checkpoint_counts_a_batch_once():
     """Also of two micro-batches that are both forward before one is backward."""
     checkpoint = torch.utils.checkpoint.checkpoint
