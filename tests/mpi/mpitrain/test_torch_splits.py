@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick_on(2, 4)
 RANKS = MPI.COMM_WORLD.size
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 SPLITS = {
-    "attention.qkv": "columns of 3", "attention.width": "number", "attention.heads": "number",
+    "attention.qkv": "columns of 3", "attention.width": "number", "heads": "number",
     "attention.out": "rows", "mlp.0": "columns", "mlp.3": "rows",
 }  # fmt: skip
 
@@ -157,9 +157,20 @@ class Numbers(Sentences):
         return words.double() / WORDS, label
 
 
+def flat():
+    """Columns and rows are in parts of their own."""
+    torch.manual_seed(0)
+    inner, last = torch.nn.Linear(LENGTH, 8), torch.nn.Linear(8, CLASSES)
+    return torch.nn.Sequential(inner, torch.nn.Tanh(), last).double()
+
+
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
-def test_a_block_that_is_called_in_two_parts_is_shared_in_both(comm, folder):
-    given = {"model": blocks, "splits": {"up": "columns", "down": "rows"}, "train_data": Numbers()}
+@pytest.mark.parametrize(
+    ("model", "splits"),
+    [(blocks, {"up": "columns", "down": "rows"}), (flat, {"0": "columns", "2": "rows"})],
+)
+def test_parts_in_turn_are_shared(comm, folder, model, splits):
+    given = {"model": model, "splits": splits, "train_data": Numbers()}
     found = []
     for ranks in MPI.COMM_SELF, comm:
         place = folder / f"on {ranks.size}"

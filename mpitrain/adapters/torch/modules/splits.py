@@ -111,7 +111,7 @@ def _ending(modules: Mapping[str, nn.Module], name: str) -> list[str]:
 
 def _numbers(modules: Mapping[str, nn.Module], name: str, kind: str) -> Iterator[str]:
     owner, _, attribute = name.rpartition(".")
-    for full in _ending(modules, owner) if owner else [""]:
+    for full in _ending(modules, owner) if owner else modules:
         if type(getattr(modules[full], attribute, None)) is int:
             yield f"{full}.{attribute}".lstrip(".")
 

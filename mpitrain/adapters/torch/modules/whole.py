@@ -33,9 +33,9 @@ def layers(
 ) -> dict[str, Layer]:
     """A module as layers, to be put into pipeline stages.
 
-    Each part of a ``torch.nn.Sequential`` with parameters of one type is one, or each part between
-    the ``cuts``; otherwise the module is one layer.  Training leaves the module as it is:
-    :func:`load_into` gives it the trained values.
+    Each part of a ``torch.nn.Sequential`` with parameters of one type is one, unless ``splits``
+    name a part, or each part between the ``cuts``; otherwise the module is one layer.  Training
+    leaves the module as it is: :func:`load_into` gives it the trained values.
 
     Args:
         module: the module.
@@ -54,6 +54,7 @@ def layers(
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
     settle_modes(module)
     expect_apart(module)
+    every = plan(module, splits)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
         if inputs is None:
@@ -61,7 +62,7 @@ def layers(
                 "cuts: a module is tried before it is cut; give inputs of some samples"
             )
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts, inputs))}
-    elif _in_turn(module):
+    elif _in_turn(module) and not module._modules.keys() & every.splits.keys():
         if has_hooks(module):
             raise ImpureModule(
                 f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
@@ -71,7 +72,6 @@ def layers(
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:
         pieces = {"part0": ("", module)}
-    every = plan(module, splits)
     own_names = {id(p): name for name, p in module.named_parameters()}
     moving = set[int]()
     found: dict[str, Layer] = {}
