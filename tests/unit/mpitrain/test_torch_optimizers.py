@@ -14,17 +14,6 @@ from mpitrain.config import ConfigError
 from tests.zoo.mistakes import KINDS
 
 
-class Subclass(torch.optim.SGD):
-    """As its base."""
-
-
-class Renamed(torch.optim.AdamW):
-    """With arguments of its own."""
-
-    def __init__(self, parameters, rate):
-        super().__init__(parameters, lr=rate, weight_decay=0.1)
-
-
 class Signs(torch.optim.Optimizer):
     """A step of one's own, with a number outside of the groups."""
 
@@ -59,11 +48,6 @@ class Narrow(Signs):
             p -= rate * mean.lerp_(p.grad.float(), 0.3)
 
 
-class Closing(Signs):
-    def step(self, closure=None):
-        closure()
-
-
 def of_zoo(kind, way=0):
     """An optimiser with a mistake of tests/zoo, which is called Own."""
     program = SimpleNamespace(given={})
@@ -72,10 +56,7 @@ def of_zoo(kind, way=0):
 
 
 TAKEN = {
-    "subclass": lambda p: Subclass(p, lr=0.05, momentum=0.9),
-    "arguments of its own": lambda p: Renamed(p, 0.02),
     "step of its own": lambda p: Signs(p, lr=0.02),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.02, t0=2),
     "whole parameters": lambda p: Norms(p, lr=0.02),
     "state of another type": lambda p: Narrow(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
@@ -141,7 +122,6 @@ WAY_OUT = ".*DistributedDataParallel"
         (of_zoo("optimiser counts"), "a Own changes calls, which is lost" + WAY_OUT),
         (of_zoo("optimiser counts", 1), "a Own changes lr, which is lost" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
-        (lambda p: Closing(p, lr=0.1), "Closing calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
         (hooked, "it has hooks on its steps, and nobody would call them"),
