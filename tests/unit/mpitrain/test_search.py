@@ -220,6 +220,11 @@ def test_memory_is_shared_as_zero_and_recomputation_say():
     assert memory(3, recompute=True) == 4 * state + 3 * 4 * (10 + 3 * 5) + 4 * 10
 
 
+def test_layouts_beyond_the_memory_are_told_of():
+    tight = Search(alike(8), Machine(4, 4, 1.0, memory=9 * 800), 32, Numerics(4, 4, 2))
+    assert tight.fastest(5) and any("GiB of a rank" in why for why in tight.refused)
+
+
 @pytest.mark.parametrize(
     ("name", "why"), [("none/found.toml", "in a folder that is there"), (".", "is no file")]
 )
@@ -255,8 +260,8 @@ def test_a_backward_pass_hides_sums_but_for_the_last_bucket_and_no_gathers():
 
 
 def test_rows_of_images_are_shared_where_that_is_faster(capsys):
-    """Two samples on eight ranks, of which tensor ranks share no image."""
-    words = ["search", "digits_space", "-n", "8", "--flops", "1e6", "--set", "train.batch_size=2"]
+    """Two samples on four ranks, of which tensor ranks share no image."""
+    words = ["search", "digits_space", "-n", "4", "--flops", "1e6", "--set", "train.batch_size=2"]
     assert main([*words, "--top", "40"]) == 0
     told = capsys.readouterr().out
     assert " x space 4" in told

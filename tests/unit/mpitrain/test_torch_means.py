@@ -223,6 +223,13 @@ def test_what_is_no_loss_is_refused_before_training(why, loss):
         TorchLoss(loss).expect((3,), (3,), np.dtype("f4"))
 
 
+def test_a_loss_that_broadcasts_samples_against_samples_is_refused():
+    """torch does not warn of this one."""
+    why = r"outputs of shape \(2, 1\) with labels of \(2,\), each sample with all others; give both"
+    with pytest.raises(ValueError, match=why):
+        TorchLoss(F.poisson_nll_loss).expect((1,), (), np.dtype("f4"))
+
+
 def test_a_loss_that_is_a_sum_and_count_now_and_then():
     def loss(outputs, labels):
         each = (outputs - labels).square()

@@ -60,7 +60,6 @@ TAKEN = {
     "whole parameters": lambda p: Norms(p, lr=0.02),
     "state of another type": lambda p: Narrow(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "groups": lambda p: torch.optim.NAdam([{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], 0.02),
 }
 
 
