@@ -36,19 +36,6 @@ def job(tmp_path):
     return Config(run=Run(dir=str(tmp_path / "deep" / "run"), log_every=2))
 
 
-def write_all(job):
-    told = msgspec.to_builtins(job)
-    with recorder(job, steps=4) as write:
-        write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, told))
-        for step in range(1, 5):
-            write(replace(STEP, step=step))
-        write(Skipped(5, "rank 1: b.weight", 512.0))
-        write(Epoch(epoch=0, test_loss=0.25, metrics={"accuracy": 0.5}))
-        write(Saved(4, "there", 0.5))
-        write(Resumed(4, "there", ["newer: torn"]))
-        write(Summary(0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125, {"accuracy": 0.975}))
-
-
 def test_each_record_is_a_line_of_json_at_once(job):
     path = Path(job.run.dir, "metrics.jsonl")
     with recorder(job, steps=1) as write:
@@ -59,7 +46,16 @@ def test_each_record_is_a_line_of_json_at_once(job):
 
 
 def test_console_shows_every_so_many_steps(job, capsys):
-    write_all(job)
+    told = msgspec.to_builtins(job)
+    with recorder(job, steps=4) as write:
+        write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, told))
+        for step in range(1, 5):
+            write(replace(STEP, step=step))
+        write(Skipped(5, "rank 1: b.weight", 512.0))
+        write(Epoch(epoch=0, test_loss=0.25, metrics={"accuracy": 0.5}))
+        write(Saved(4, "there", 0.5))
+        write(Resumed(4, "there", ["newer: torn"]))
+        write(Summary(0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125, {"accuracy": 0.975}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == ("2 ranks (data 2 x pipe 1), 7 parameters, gradients by ring (asked [for])")
     shares = ["reduce%", "wait%", "read%"]

@@ -23,6 +23,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data.generators import random_states
 from mpitrain.memory import available
 from tests.cases import mostly_slow
+from tests.mpi.mpitrain.fits import loop, sgd
 from tests.zoo.mistakes import KINDS
 from tests.zoo.parts import Of, graded, teacher
 from tests.zoo.programs import Program
@@ -48,10 +49,6 @@ def plain():
 
 def autocast():
     return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def fitted(folder, model=plain, loss=F.mse_loss, optimizer=sgd, **given):
@@ -363,11 +360,7 @@ def test_each_item_of_a_loader_without_batches_is_a_step(tmp_path):
     with mpitrain.Trainer(MPI.COMM_SELF, train_data=data, dir=str(tmp_path), **given) as trainer:
         trainer.fit()
         assert trainer.parts.steps_done == len(data)
-    optimizer = sgd(own.parameters())
-    for x, y in data:
-        optimizer.zero_grad()
-        F.mse_loss(own(x), y).backward()
-        optimizer.step()
+    loop(own, sgd, data, lambda module, some: F.mse_loss(module(some[0]), some[1]))
     for one, other in zip(net.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 

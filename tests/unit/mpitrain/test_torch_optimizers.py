@@ -11,6 +11,7 @@ import mpitrain
 from mpitrain.adapters.torch.functions.groups import grouped
 from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
 from mpitrain.config import ConfigError
+from tests.mpi.mpitrain.fits import loop, mse
 from tests.zoo.mistakes import KINDS
 
 
@@ -73,8 +74,7 @@ def trained(folder, optimizer, *, resume=False, **given):
     trainer = mpitrain.Trainer(
         MPI.COMM_SELF, model=lambda: model().double(), optimizer=optimizer, batch_size=24,
         train_data=torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
-        loss=torch.nn.functional.mse_loss, dir=str(folder), log_every=1000,
-        **{"epochs": 2} | given,
+        loss=mse, dir=str(folder), log_every=1000, **{"epochs": 2} | given,
     )  # fmt: skip
     with trainer:
         trainer.fit(resume=resume)
@@ -86,11 +86,7 @@ def test_it_trains_as_torchs_loop_does_and_goes_on(tmp_path, kind):
     trained(tmp_path, TAKEN[kind], epochs=3)
     x, found = trained(tmp_path, TAKEN[kind], epochs=6, resume=True)
     wanted = model().double()
-    optimizer = TAKEN[kind](list(wanted.parameters()))
-    for _ in range(6):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(wanted(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
+    loop(wanted, TAKEN[kind], [x] * 6, lambda module, x: mse(module(x), x.sum(1, keepdim=True)))
     for own, other in zip(found.parameters(), wanted.parameters(), strict=True):
         np.testing.assert_allclose(own.detach(), other.detach(), rtol=1e-9, atol=1e-12)
 

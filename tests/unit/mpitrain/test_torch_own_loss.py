@@ -11,6 +11,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from tests.mpi.mpitrain.fits import loop
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -114,18 +115,15 @@ def loss_of(found):
 
 
 def alone(made, form):
+    """Losses of torch's own loop on the same batches."""
+
+    def loss(model, batch):
+        some = torch.utils.data.default_collate([data[i] for i in batch])
+        return loss_of(model(**some, use_cache=False))
+
     torch.manual_seed(3)
-    model, data, losses = Model(form).double(), Words(), []
-    optimizer = sgd(model.parameters())
-    for epoch in range(2):
-        for batch in made.parts.sampler.batches(epoch):
-            some = torch.utils.data.default_collate([data[i] for i in batch])
-            optimizer.zero_grad()
-            loss = loss_of(model(**some, use_cache=False))
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()
-    return losses
+    data, batches = Words(), made.parts.sampler.batches
+    return loop(Model(form).double(), sgd, [*batches(0), *batches(1)], loss)
 
 
 FORMS = [
