@@ -20,6 +20,14 @@ from mpitrain.certify.watch import TorchWatch
 nn, F = torch.nn, torch.nn.functional
 
 
+@pytest.fixture(autouse=True)
+def quick_collections():
+    """Each run collects garbage, for which it need not look through all that is imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class Noisy(nn.Linear):
     def forward(self, x):
         return super().forward(x) * np.random.rand()

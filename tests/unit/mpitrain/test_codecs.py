@@ -105,11 +105,6 @@ def test_codes_of_signs_leave_less_than_there_was(text):
         assert left <= given * (1 + 1e-6)
 
 
-def test_the_scale_of_signs_is_the_mean_of_sizes():
-    x = np.array([3, -1, 0, -4], np.float32)
-    np.testing.assert_array_equal(through(parse("sign"), x), [2, -2, 2, -2])
-
-
 def test_bfloat16_is_that_of_ml_dtypes():
     bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
     x = bits.view(np.float32)

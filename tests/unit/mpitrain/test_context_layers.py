@@ -24,14 +24,18 @@ def test_a_mask_follows_from_seed_step_layer_and_sample_alone():
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999])
 def test_shares_and_means_of_dropout(p):
-    y, _ = nn.Dropout(p).forward({}, np.ones((400, 300)), context(range(400)))
-    deviation = (p * (1 - p) / y.size) ** 0.5
-    assert abs((y == 0).mean() - p) <= 5 * deviation
-    assert set(np.unique(y)) <= {0.0, 1 / (1 - p)}
-    # Neither samples nor places go together.
-    for lag in (1, 2, 7, 300, 301):
-        a, b = (y == 0).ravel()[:-lag], (y == 0).ravel()[lag:]
-        assert p == 0 or abs(np.mean((a - p) * (b - p))) < 5 * p * (1 - p) / y.size**0.5
+    def dropped(**changed):
+        y, _ = nn.Dropout(p).forward({}, np.ones((400, 300)), context(range(400), **changed))
+        assert set(np.unique(y)) <= {0.0, 1 / (1 - p)}
+        return (y == 0).ravel()
+
+    own = dropped()
+    assert abs(own.mean() - p) <= 5 * (p * (1 - p) / own.size) ** 0.5
+    # Neither samples nor places go together, nor seeds, steps and layers.
+    pairs = [(own[:-lag], own[lag:]) for lag in (1, 2, 7, 300, 301)]
+    pairs += [(own, dropped(**other)) for other in ({"seed": 4}, {"step": 6}, {"path": ("b",)})]
+    for a, b in pairs:
+        assert p == 0 or abs(np.mean((a - p) * (b - p))) < 5 * p * (1 - p) / own.size**0.5
 
 
 def test_dropout_rests_in_tests_and_goes_back_as_it_came():
@@ -90,27 +94,3 @@ def test_batch_norm_of_a_single_value_is_refused_in_training():
     with pytest.raises(ValueError, match="has a single value a channel"):
         layer.forward(parameters, one, context([0], state=state))
     assert np.array_equal(state["running_var"], np.ones(3))
-
-
-def test_going_forward_again_changes_no_running_value():
-    layer, parameters, x, state = batch_norm()
-    recomputed = nn.Recomputed(layer)
-    y, saved = recomputed.forward(parameters, x, context(range(4), state=state))
-    before = {name: values.copy() for name, values in state.items()}
-    dx, _ = recomputed.backward(parameters, saved, np.ones_like(y))
-    assert all(np.array_equal(state[name], before[name]) for name in state)
-    assert not np.array_equal(before["running_mean"], np.zeros(3))
-    _, plain = layer.forward(parameters, x, context(range(4)))
-    assert np.array_equal(dx, layer.backward(parameters, plain, np.ones_like(y))[0])
-
-
-def test_names_and_state_reach_layers_inside_of_layers():
-    twice = nn.Residual({"drop": nn.Dropout(0.5), "norm": nn.BatchNorm(3)})
-    chain = nn.Chain({"first": nn.Linear(3, 3), "twice": twice})
-    state = chain.state(np.float32)
-    assert set(state) == {"twice.body.norm.running_mean", "twice.body.norm.running_var"}
-    parameters = chain.parameters(np.random.default_rng(0), np, np.float32)
-    x = np.ones((4, 3), np.float32)
-    chain.forward(parameters, x, context(range(4), path=(), state=state))
-    assert state["twice.body.norm.running_var"].dtype == np.float32
-    assert not np.array_equal(state["twice.body.norm.running_var"], np.ones(3))

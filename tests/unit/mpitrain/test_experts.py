@@ -118,19 +118,3 @@ def test_all_positions_may_go_to_one_expert():
     gradients = layer.gradients(parameters, layer.backward(parameters, saved, dy)[1])
     used = {name.partition(".")[0] for name, one in gradients.items() if one.any()}
     assert used - {"router"} == {"2"}
-
-
-@pytest.mark.parametrize("top", [1, 2])
-def test_on_a_device(cupy, top):
-    layer = mixture(top=top, capacity=0.7)
-    parameters, x, dy = drawn(layer)
-
-    def passed(parameters, x, dy):
-        y, saved = layer.forward(parameters, x, Context(training=True, terms=Terms(0.3)))
-        dx, kept = layer.backward(parameters, saved, dy)
-        return {"y": y, "x": dx, **layer.gradients(parameters, kept)}
-
-    right = passed(parameters, x, dy)
-    there = {name: cupy.asarray(values) for name, values in parameters.items()}
-    for name, found in passed(there, cupy.asarray(x), cupy.asarray(dy)).items():
-        np.testing.assert_allclose(cupy.asnumpy(found), right[name], rtol=1e-12, err_msg=name)

@@ -1,7 +1,6 @@
 """The file of ``export --torch`` is the state_dict of the module that was trained."""
 
 import os
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -52,22 +51,11 @@ class Tied(nn.Module):
         return self.last(self.leave(x))
 
 
-def in_turn():
-    """A Sequential with named parts, of which the last but one is tied to the first."""
-    enter, tied = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-    tied.weight = enter.weight
-    frozen = nn.Linear(6, 6).requires_grad_(False)
-    parts = dict(enter=enter, norm=nn.BatchNorm1d(6), frozen=frozen, tied=tied)
-    return nn.Sequential(OrderedDict(**parts, last=nn.Linear(6, 1)))
-
-
 MODULES = {
     "adapted": (Adapted, ()),
     "adapted, cut": (Adapted, ("backbone", "norm")),
     "tied": (Tied, ()),
     "tied, cut": (Tied, ("one",)),
-    "in turn": (in_turn, ()),
-    "bare": (lambda: nn.Linear(6, 1), ()),
 }
 
 

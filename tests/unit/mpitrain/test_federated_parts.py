@@ -52,6 +52,13 @@ def test_splits_that_cannot_be(own, labels, message):
         split(own, 0, 1000, labels)
 
 
+def test_all_are_asked_and_taken_if_nothing_is_said():
+    for own, wanted in (({}, (10, 10, False)), ({"sample": 6, "take": 5, "bits": 8}, (6, 5, True))):
+        made = Federated(clients=10, **own)
+        assert (made.asked, made.taken, made.is_coded) == wanted
+    assert [made.least(n) for n in (3, 6, 7, 300)] == [2, 4, 5, 200]
+
+
 #: Samples and changes of a tiny population.
 SIZES, CHANGES = (1, 2, 5), (Fraction(8), Fraction(-1), Fraction(3))
 FEDERATED_MEAN = sum(n * d for n, d in zip(SIZES, CHANGES, strict=True)) / sum(SIZES)

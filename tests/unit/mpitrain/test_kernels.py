@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.kernels import HOST, Kernels, kernels_of
+from mpitrain.kernels import HOST, Kernels
 from mpitrain.kernels.cuda import KINDS, CudaKernels, options, source
 from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests import emulated_cuda
@@ -156,16 +156,6 @@ def test_arrays_without_elements_launch_nothing(case):
         kernels.gelu(empty)
         kernels.layer_norm(empty, empty[:0], empty[:0], 1e-5)
         kernels.sgd(*[empty.reshape(-1)] * 3, SGDOptions(0.9, 0.0, False), 0.1, 1.0)
-
-
-def test_products_of_many_rows_are_one():
-    rng = np.random.default_rng(0)
-    for samples, positions, inputs, outputs in ((3, 5, 7, 11), (2, 64, 48, 96), (1, 1, 8, 8)):
-        x = rng.normal(size=(samples, positions, inputs)).astype(np.float32)
-        w = rng.normal(size=(inputs, outputs)).astype(np.float32)
-        right = x.astype(float) @ w.astype(float)
-        np.testing.assert_allclose(kernels_of(x).matmul(x, w), right, rtol=1e-4, atol=1e-4)
-    assert kernels_of(x).matmul(x.astype(np.float16), w.astype(np.float16)).dtype == np.float16
 
 
 def _nvrtc():

@@ -49,13 +49,10 @@ def test_every_key_is_described_and_nothing_else():
     ("place", "default", "values"),
     [
         ("run.device", '"cpu"', '"cpu", "cuda" or "auto"'),
-        ("run.loss_scale", "65536", "number above 0"),
         ("optim.epsilon", "1e-8", "number above 0"),
         ("optim.momentum", "0.9", "number from 0, below 1"),
         ("optim.groups.names", "", "list of texts"),
-        ("optim.groups.weight_decay", "", "number from 0 on"),
         ("data.workers", "0", "whole number from 0 to 256"),
-        ("model.hidden", "[64]", "list of whole numbers from 1 on"),
         ("parallel.links", "[]", "list of numbers above 0"),
         ("parallel.overlap", "true", "true or false"),
         ("parallel.partition", '"even"', '"even", "auto" or list of whole numbers from 1 on'),

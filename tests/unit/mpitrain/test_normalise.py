@@ -7,20 +7,10 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Own
 from mpitrain.normalise import normalise
-from mpitrain.optim.optimizers import SGD
 from mpitrain.user_objects import Given
 
 LAYERS = {"linear": nn.Linear(3, 1)}
 SAMPLES = [(np.ones(3, "f4"), np.ones(1, "f4"))] * 4
-
-
-def test_settings_are_put_on_top_of_the_job_and_objects_are_named_in_it():
-    given = Given(LAYERS, SAMPLES, loss="mean_squared_error", optimizer=SGD(0.5))
-    job, objects, module = normalise(MPI.COMM_SELF, Config(), given, {"epochs": 2})
-    assert job.train.epochs == 2 and job.loss.name == "mean_squared_error"
-    assert job.own.optimizer == "SGD" and objects.optimizer == SGD(0.5)
-    assert objects.layers is LAYERS and len(objects.data.train) == 4 and module is None
-    assert objects.loss is None and objects.metrics is None and objects.names == {}
 
 
 @pytest.mark.parametrize(

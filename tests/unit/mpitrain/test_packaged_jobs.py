@@ -8,16 +8,9 @@ import pytest
 from mpitrain.__main__ import main
 from mpitrain.commands.arguments import needs_ranks
 from mpitrain.config import ConfigError, load
-from mpitrain.config.examples import examples, folder
+from mpitrain.config.examples import examples
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_an_example_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert folder() == ROOT / "jobs"
-    assert load(Path("digits")) == load(ROOT / "jobs/examples/digits.toml")
-    assert load(Path("digits")).run.dir == "runs/digits"
 
 
 def test_the_text_of_an_example_is_beside_it_unless_there_is_one_here(tmp_path, monkeypatch):

@@ -315,7 +315,6 @@ def test_a_plan_of_servers(plan):
 
 
 OWN = """
-import numpy as np
 import torch
 
 def model():

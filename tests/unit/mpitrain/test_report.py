@@ -70,13 +70,6 @@ def visible(page):
     return re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
 
 
-def test_a_trace_is_read_back(tmp_path):
-    (tmp_path / "trace.json").write_text(json.dumps(chrome(traced())))
-    found = read_trace(tmp_path / "trace.json")
-    assert len(found) == len(traced())
-    assert found[0].name == "F0" and found[0].stop == pytest.approx(0.5)
-
-
 def odd(**fields):
     """A trace with one event that no run writes."""
     trace = chrome(traced())

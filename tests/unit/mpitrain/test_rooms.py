@@ -1,7 +1,6 @@
 """Which room of mpitrain may import which: a folder, or a module beside the folders."""
 
 import ast
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 MPITRAIN = Path(__file__).parents[3] / "mpitrain"
@@ -65,15 +64,3 @@ def test_no_arrow_runs_up():
 def test_the_map_names_rooms_that_are_there():
     assert FLOOR_OF.keys() <= ROOMS
     assert len(FLOOR_OF) == sum(map(len, FLOORS)), "a room is on two floors"
-
-
-def test_the_files_of_a_job_import_one_another_in_one_direction():
-    files = {path.stem: path for path in (MPITRAIN / "config").glob("*.py")}
-    del files["__init__"]
-    sorter = TopologicalSorter[str]()
-    for name, path in files.items():
-        text = path.read_text()
-        sorter.add(name, *(one for one in files if f"from mpitrain.config.{one} import" in text))
-    order = [*sorter.static_order()]
-    assert order.index("tables") < order.index("method_table") < order.index("conflicts")
-    assert order.index("conflicts") < order.index("validation") < order.index("reading")

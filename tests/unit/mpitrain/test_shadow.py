@@ -23,6 +23,7 @@ from mpitrain.config import ConfigError
 from mpitrain.data.generators import random_states
 from mpitrain.memory import available
 from tests.cases import mostly_slow
+from tests.mpi.mpitrain.fits import loop, sgd
 from tests.zoo.mistakes import KINDS
 from tests.zoo.parts import Of, graded, teacher
 from tests.zoo.programs import Program
@@ -48,10 +49,6 @@ def plain():
 
 def autocast():
     return Of(torch.autocast("cpu", torch.bfloat16)(lambda m, x: m.inner(x)), inner=plain())
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def fitted(folder, model=plain, loss=F.mse_loss, optimizer=sgd, **given):
@@ -103,12 +100,12 @@ def remembering():
 OUTPUTS, GRADIENT, UPDATE = "gives samples other outputs", "the gradient of", "the update of"
 
 
-def of_zoo(kind, way=0):
+def of_zoo(kind):
     """A small program with a mistake of tests/zoo."""
     sgd = partial(torch.optim.SGD, lr=0.05)
     parts = [partial(nn.Linear, 6, 6), nn.Tanh, partial(nn.Linear, 6, 1)]
     program = Program(parts, "whole", F.mse_loss, sgd, X, Y, None, {}, 3, [])
-    KINDS[kind][way](program)
+    KINDS[kind][0](program)
     return {"model": program.make, "optimizer": program.optimizer}
 
 
@@ -123,15 +120,9 @@ PLANTED = {
         "model": between(lambda m, x: x + x[torch.randperm(len(x))])}),
     "state": (OUTPUTS, lambda: of_zoo("module keeps state")),
     "Python's numbers": ("numbers that are not torch's", lambda: of_zoo("other random numbers")),
-    "NumPy's numbers": ("numbers that are not torch's", lambda: of_zoo("other random numbers", 1)),
     "memory of a parameter": ("step 2: .*" + OUTPUTS, lambda: {"model": remembering}),
-    "size": ("step 2: .*" + OUTPUTS, lambda: of_zoo("branch by the batch", 1)),
     "backward mixes": (GRADIENT, lambda: of_zoo("samples mixed backward")),
-    "backward by size": ("step 2: .*" + GRADIENT, lambda: of_zoo("hook counts micro-batches", 1)),
-    "frozen at first": (GRADIENT, lambda: of_zoo("frozen for some passes")),
     "optimiser mixes": (UPDATE, lambda: of_zoo("optimiser mixes parameters")),
-    "optimiser knows": (UPDATE, lambda: of_zoo("optimiser knows parameters")),
-    "optimiser draws": (UPDATE, lambda: of_zoo("optimiser draws")),
     "optimiser around": (UPDATE, lambda: {
         "optimizer": lambda p: Around(torch.optim.SGD(p, lr=0.1))}),
 }  # fmt: skip
@@ -220,17 +211,6 @@ def clamping(module, x):
     return graded(module, x, lambda module, g: g.clamp(-1e-2, 1e-2))
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.leave = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)
-        self.two.weight = self.one.weight
-        self.one.bias.requires_grad_(False)
-
-    def forward(self, x):
-        return self.leave(self.two(self.one(x).tanh()))
-
-
 def transposed():
     module = plain()
     module[0].weight = nn.Parameter(torch.ones(6, 8).T)
@@ -280,12 +260,10 @@ RIGHT = {
         nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1)), "micro_batches": 2},
     "numbers at edges": {"model": Categories, "data": categories()},
     "checkpoints": {"model": lambda: nn.Sequential(again(), nn.Linear(6, 1))},
-    "tied": {"model": Tied, "cuts": ["one"]},
     "keeps what it made beside cuts": {"model": between(keeping), "cuts": ["a"]},
     "vmap beside cuts": {"model": between(
         lambda m, x: torch.func.vmap(lambda row: m.norm(row).tanh())(x), lambda: nn.Linear(6, 6)),
         "cuts": ["a"]},
-    "clamped under a count": {"model": between(clamping), "loss": counted, "micro_batches": 2},
     "by name": {"loss": "mean_squared_error", "optimizer": None, "optim": {"name": "adamw"}},
     "another rate": {"schedule": one_cycle, "optim": {"lr": 0.02}},
     "adafactor": {"optimizer": lambda p: torch.optim.Adafactor(p, lr=0.05)},
@@ -382,11 +360,7 @@ def test_each_item_of_a_loader_without_batches_is_a_step(tmp_path):
     with mpitrain.Trainer(MPI.COMM_SELF, train_data=data, dir=str(tmp_path), **given) as trainer:
         trainer.fit()
         assert trainer.parts.steps_done == len(data)
-    optimizer = sgd(own.parameters())
-    for x, y in data:
-        optimizer.zero_grad()
-        F.mse_loss(own(x), y).backward()
-        optimizer.step()
+    loop(own, sgd, data, lambda module, some: F.mse_loss(module(some[0]), some[1]))
     for one, other in zip(net.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -488,22 +462,3 @@ def test_free_memory_is_that_of_the_machine_and_of_the_job(tmp_path, files, free
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert available(tmp_path) == free
-
-
-def test_a_module_runs_twice_before_the_first_step_and_a_loss_once(tmp_path):
-    calls = {"module": 0, "loss": 0}
-
-    class Counts(nn.Linear):
-        def forward(self, x):
-            calls["module"] += 1
-            return super().forward(x)
-
-    def loss(outputs, labels):
-        calls["loss"] += 1
-        return F.mse_loss(outputs, labels)
-
-    fitted(tmp_path, lambda: Counts(6, 1), loss, shadow=0, steps=1)
-    before = dict(calls)
-    fitted(tmp_path, lambda: Counts(6, 1), loss, shadow=0, steps=4)
-    assert calls["loss"] - 2 * before["loss"] == 3
-    assert before["module"] <= 2  # the step itself, and its shapes

@@ -183,6 +183,8 @@ def test_a_dry_run_prints_the_real_script(capsys, monkeypatch):
         ("--nodes 3 -m collectives.torch train.py --nodes 9",
          "-m collectives.torch train.py --nodes 9"),
         ("digits --set optim.lr=1 -- --grace 5", "digits --set optim.lr=1 --grace 5"),
+        ("gpt_3d --ranks-per-node 4", "gpt_3d"),
+        ("gpt_3d --ranks-per-node 3 --set parallel.pipe=3", "gpt_3d --set parallel.pipe=3"),
     ],
 )  # fmt: skip
 def test_a_program_and_its_arguments(capsys, words, found):
@@ -254,11 +256,6 @@ def test_names_of_files_arrive_as_they_are(capsys, monkeypatch):
     assert run(parse(["submit", f"./{name}"])) == 0
     assert capsys.readouterr().out == "job 1\n"
     assert os.fsencode(shlex.quote(f"./{name}")) in Path("script").read_bytes()
-
-
-@pytest.mark.parametrize("words", ["4", "3 --set parallel.pipe=3"])
-def test_nodes_that_the_layout_fits_are_not_refused(capsys, words):
-    assert shown(capsys, "gpt_3d", "--ranks-per-node", *words.split())
 
 
 LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]

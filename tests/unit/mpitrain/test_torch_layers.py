@@ -235,18 +235,10 @@ def adding(part):
     return part
 
 
-def unflattened(shape, part):
-    return nn.Sequential(nn.Unflatten(1, shape), part, nn.Flatten())
-
-
 FUNCTIONS = [
     nn.Linear(6, 6),
     nn.Identity(),
     nn.Dropout(0),
-    nn.GroupNorm(2, 6),
-    unflattened((2, 3), nn.InstanceNorm1d(2)),
-    unflattened((1, 6), nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, dropout=0.0)),
-    nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
     nn.Linear(6, 6).bfloat16(),
     functional(lambda m, x: x + m.table, "table"),
     # They compute in the place of their input.

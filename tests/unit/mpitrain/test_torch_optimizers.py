@@ -11,18 +11,8 @@ import mpitrain
 from mpitrain.adapters.torch.functions.groups import grouped
 from mpitrain.adapters.torch.functions.scheduler import TorchSchedule
 from mpitrain.config import ConfigError
+from tests.mpi.mpitrain.fits import loop, mse
 from tests.zoo.mistakes import KINDS
-
-
-class Subclass(torch.optim.SGD):
-    """As its base."""
-
-
-class Renamed(torch.optim.AdamW):
-    """With arguments of its own."""
-
-    def __init__(self, parameters, rate):
-        super().__init__(parameters, lr=rate, weight_decay=0.1)
 
 
 class Signs(torch.optim.Optimizer):
@@ -59,11 +49,6 @@ class Narrow(Signs):
             p -= rate * mean.lerp_(p.grad.float(), 0.3)
 
 
-class Closing(Signs):
-    def step(self, closure=None):
-        closure()
-
-
 def of_zoo(kind, way=0):
     """An optimiser with a mistake of tests/zoo, which is called Own."""
     program = SimpleNamespace(given={})
@@ -72,14 +57,10 @@ def of_zoo(kind, way=0):
 
 
 TAKEN = {
-    "subclass": lambda p: Subclass(p, lr=0.05, momentum=0.9),
-    "arguments of its own": lambda p: Renamed(p, 0.02),
     "step of its own": lambda p: Signs(p, lr=0.02),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.02, t0=2),
     "whole parameters": lambda p: Norms(p, lr=0.02),
     "state of another type": lambda p: Narrow(p, lr=0.02),
     "state of other shapes": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "groups": lambda p: torch.optim.NAdam([{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], 0.02),
 }
 
 
@@ -93,8 +74,7 @@ def trained(folder, optimizer, *, resume=False, **given):
     trainer = mpitrain.Trainer(
         MPI.COMM_SELF, model=lambda: model().double(), optimizer=optimizer, batch_size=24,
         train_data=torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
-        loss=torch.nn.functional.mse_loss, dir=str(folder), log_every=1000,
-        **{"epochs": 2} | given,
+        loss=mse, dir=str(folder), log_every=1000, **{"epochs": 2} | given,
     )  # fmt: skip
     with trainer:
         trainer.fit(resume=resume)
@@ -106,11 +86,7 @@ def test_it_trains_as_torchs_loop_does_and_goes_on(tmp_path, kind):
     trained(tmp_path, TAKEN[kind], epochs=3)
     x, found = trained(tmp_path, TAKEN[kind], epochs=6, resume=True)
     wanted = model().double()
-    optimizer = TAKEN[kind](list(wanted.parameters()))
-    for _ in range(6):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(wanted(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
+    loop(wanted, TAKEN[kind], [x] * 6, lambda module, x: mse(module(x), x.sum(1, keepdim=True)))
     for own, other in zip(found.parameters(), wanted.parameters(), strict=True):
         np.testing.assert_allclose(own.detach(), other.detach(), rtol=1e-9, atol=1e-12)
 
@@ -141,7 +117,6 @@ WAY_OUT = ".*DistributedDataParallel"
         (of_zoo("optimiser counts"), "a Own changes calls, which is lost" + WAY_OUT),
         (of_zoo("optimiser counts", 1), "a Own changes lr, which is lost" + WAY_OUT),
         (lambda p: torch.optim.LBFGS(p, lr=0.1), "LBFGS calls a closure" + WAY_OUT),
-        (lambda p: Closing(p, lr=0.1), "Closing calls a closure" + WAY_OUT),
         (lambda p: torch.optim.SparseAdam(p, lr=0.1), "does not support dense" + WAY_OUT),
         (lambda p: 3, "gives a int, and an optimiser of torch is needed"),
         (hooked, "it has hooks on its steps, and nobody would call them"),

@@ -1,6 +1,7 @@
 """``loss="model"``: the loss that a module computes itself is trained as in one batch."""
 
 import dataclasses
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from tests.mpi.mpitrain.fits import loop
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -69,9 +71,6 @@ class Model(nn.Module):
                 other = nn.CrossEntropyLoss()(flat.roll(1, 1), truth)
                 F.mse_loss(scores, torch.zeros_like(scores))  # is not in the loss
                 return {"loss": (loss + other) / 2}
-            case "numbers":
-                wanted = F.one_hot(words, 7).to(scores)
-                return {"loss": F.mse_loss(scores, wanted) + F.l1_loss(scores[:, 0], wanted[:, 0])}
             case "weighed numbers":
                 weight = (1.0 + words)[..., None].expand_as(scores).to(scores)
                 return {"loss": F.l1_loss(scores, F.one_hot(words, 7).to(scores), weight=weight)}
@@ -86,8 +85,6 @@ class Model(nn.Module):
             case "contrast":
                 means = scores.mean(1)
                 return {"loss": F.cross_entropy(means @ means.T, torch.arange(len(words)))}
-            case "centred":
-                return {"loss": F.mse_loss(scores, scores.detach().mean(0).expand_as(scores))}
             case "other counts":
                 return {"loss": loss + F.mse_loss(scores, torch.zeros_like(scores))}
             case "penalty":
@@ -118,56 +115,37 @@ def loss_of(found):
 
 
 def alone(made, form):
+    """Losses of torch's own loop on the same batches."""
+
+    def loss(model, batch):
+        some = torch.utils.data.default_collate([data[i] for i in batch])
+        return loss_of(model(**some, use_cache=False))
+
     torch.manual_seed(3)
-    model, data, losses = Model(form).double(), Words(), []
-    optimizer = sgd(model.parameters())
-    for epoch in range(2):
-        for batch in made.parts.sampler.batches(epoch):
-            some = torch.utils.data.default_collate([data[i] for i in batch])
-            optimizer.zero_grad()
-            loss = loss_of(model(**some, use_cache=False))
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()
-    return losses, model
+    data, batches = Words(), made.parts.sampler.batches
+    return loop(Model(form).double(), sgd, [*batches(0), *batches(1)], loss)
 
 
 FORMS = [
-    "dictionary", "class", "tuple", "alone", "weights", "several", "numbers", "weighed numbers",
-    "ctc", "in place",
+    "dictionary", "class", "tuple", "alone", "weights", "several", "weighed numbers", "ctc",
+    "in place",
 ]  # fmt: skip
+#: Also a function that gives the model's loss as it is.
+CASES = [*product(FORMS, ["model"]), ("dictionary", lambda outputs, labels: outputs["loss"])]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form):
-    with trainer(tmp_path, form) as made:
+@pytest.mark.parametrize(("form", "loss"), CASES)
+def test_the_mean_is_over_what_counts_in_the_batch(tmp_path, form, loss):
+    with trainer(tmp_path, form, loss=loss) as made:
         found = [record.loss for epoch in range(2) for record in made.run_epoch(epoch)]
-        wanted, _ = alone(made, form)
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        np.testing.assert_allclose(found, alone(made, form), rtol=1e-12)
 
 
-def test_tests_and_metrics_see_the_models_own_loss_and_scores(tmp_path):
-    """A function that gives the model's loss as it is is the same loss, and so is a metric."""
-
-    def hits(outputs, labels):
-        counts = labels != -100
-        return (outputs["scores"].argmax(-1) == labels)[counts].sum(), counts.sum()
-
-    given = {"loss": lambda outputs, labels: outputs["loss"], "test_data": Words(24, 1)}
-    metrics = {"hits": hits, "again": lambda outputs, labels: outputs["loss"]}
-    with trainer(tmp_path, "dictionary", metrics=metrics, **given) as made:
-        tests = made.fit()
-    _, model = alone(made, "dictionary")
-    for name, value in made.module.state_dict().items():
-        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
-    some = torch.utils.data.default_collate([Words(24, 1)[i] for i in range(24)])
-    with torch.no_grad():
-        result = model(**some, use_cache=False)
-    counts = some["labels"] != -100
-    assert tests[-1].test_loss == pytest.approx(result["loss"].item(), rel=1e-12)
-    assert tests[-1].metrics["again"] == pytest.approx(result["loss"].item(), rel=1e-12)
-    right = (result["scores"].argmax(-1) == some["labels"])[counts].sum() / counts.sum()
-    assert tests[-1].metrics["hits"] == pytest.approx(right.item())
+def test_a_metric_may_be_the_models_own_loss(tmp_path):
+    given = {"test_data": Words(24, 1), "metrics": {"own": lambda outputs, labels: outputs["loss"]}}
+    with trainer(tmp_path, "dictionary", **given) as made:
+        test = made.fit()[-1]
+    assert test.metrics["own"] == pytest.approx(test.test_loss, rel=1e-12)
 
 
 ALONE = "step 1: the (loss|gradient of .*) is .*torch"
@@ -175,7 +153,6 @@ REFUSED = {
     "other counts": "a loss of several means, over other parts of what counts",
     "penalty": "adds other things to its loss than means by torch's own losses",
     "contrast": ALONE,
-    "centred": ALONE,
     "by hand": "'loss' is a single number, and no mean by torch's own losses",
     "none": "the model gives no loss itself; give it labels",
     "dictionary": r"must be a mean over samples with equal weights.*return \(sum, count\)",
