@@ -70,7 +70,8 @@ def parse_outer(text: str) -> tuple[str, Outer]:
             msgspec.structs.asdict(OUTERS[name]) | given, Outer, strict=False
         )
     except msgspec.ValidationError as error:
-        raise ValueError(f"{text!r}: {error}") from error
+        reason, _, option = str(error).partition(" - at `$.")
+        raise ValueError(f"{text!r}: {option.strip('`')}: {reason}") from error
 
 
 class Sync(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,14 +20,6 @@ def test_outer_optimisers(text, found):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("lr=0", "> 0"), ("momentum=1", "< 1"), ("lr=much", "got `str`")]
-)
-def test_numbers_of_outer_optimisers_that_cannot_be(text, why):
-    with pytest.raises(ValueError, match=f"Expected `float`.*{why}"):
-        parse_outer(f"nesterov:{text}")
-
-
-@pytest.mark.parametrize(
     "sync",
     [
         Sync("local", period=3, start=2),
