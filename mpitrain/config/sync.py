@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from mpitrain.config.numbers import Count, Part, Positive, ReadBy, Whole
+from mpitrain.options import with_options
 
 
 class Compress(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,23 +56,11 @@ def parse_outer(text: str) -> tuple[str, Outer]:
     Raises:
         ValueError: there is no such name, option or value; the message says what there is.
     """
-    name, _, rest = text.partition(":")
+    name = text.partition(":")[0]
     if name not in OUTERS:
         raise ValueError(f"there is no {name!r}; there are {', '.join(OUTERS)}")
-    given = {}
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        if name == "plain" or key not in Outer.__struct_fields__ or not value:
-            options = "no options" if name == "plain" else ", ".join(Outer.__struct_fields__)
-            raise ValueError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
-        given[key] = value
-    try:
-        return name, msgspec.convert(
-            msgspec.structs.asdict(OUTERS[name]) | given, Outer, strict=False
-        )
-    except msgspec.ValidationError as error:
-        reason, _, option = str(error).partition(" - at `$.")
-        raise ValueError(f"{text!r}: {option.strip('`')}: {reason}") from error
+    known = () if name == "plain" else Outer.__struct_fields__
+    return name, with_options(text, Outer, known, msgspec.structs.asdict(OUTERS[name]))
 
 
 class Sync(Struct, frozen=True, forbid_unknown_fields=True):

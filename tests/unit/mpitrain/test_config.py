@@ -224,6 +224,7 @@ SERVED = {
         (["compress.codec=terngrad", "compress.feedback=on"], "what terngrad leaves out would gr"),
         ([*DGC, "compress.feedback=off"], "what dgc keeps is its momentum"),
         ([*DGC, "compress.start=3"], "dgc warms up by itself"),
+        (["compress.codec=topk:keep=much"], "'topk:keep=much': keep: Expected `float`, got `str`"),
         (["parallel.zero=3", "compress.codec=bf16", "compress.feedback=on"], "needs a codec that"),
         ([*ENDS, "compress.codec=signum"], "sums those of its tied embedding over two stages"),
         ([*ENDS, "sync.combine=adasum"], "sums those of its tied embedding over two stages"),
