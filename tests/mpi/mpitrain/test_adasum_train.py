@@ -14,11 +14,10 @@ from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.start import start
 from tests.adasum import adasum
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import close, curve, job, whole
+from tests.mpi.mpitrain.layouts import RANKS, close, curve, job, whole
 from tests.mpi.mpitrain.summands import shards, summand
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 
-RANKS = MPI.COMM_WORLD.size
 SHAPES = {
     "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
     "smaller than the ranks": [(1, 1)],

@@ -6,7 +6,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain import nn
@@ -22,10 +21,9 @@ from mpitrain.training.parts import Parts, UserObjects
 from mpitrain.update.agreement import NonFinite
 from mpitrain.update.updater import Updater
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import changed, equal, in_folder, job, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, in_folder, job, whole
 from tests.mpi.mpitrain.stale import ahead, simulated
 
-RANKS = MPI.COMM_WORLD.size
 STEPS = 11
 #: Widths of further layers, for as many stages as there are ranks.
 DEEPER = (12,) * max(0, RANKS - 5)

@@ -5,7 +5,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.checkpoint.export import find
 from mpitrain.checkpoint.saving import resume
@@ -13,11 +12,10 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.start import start
 from mpitrain.training.evaluation import averaged, evaluate
-from tests.mpi.mpitrain.layouts import changed, equal, few, job, keep, layouts, mlp, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, few, job, keep, layouts, mlp, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 KEPT = 0.6
 
 

@@ -17,11 +17,10 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import StopsAfter, equal, in_folder, job, layouts, whole
+from tests.mpi.mpitrain.layouts import RANKS, StopsAfter, equal, in_folder, job, layouts, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.
 SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
 BEST, END = 4, 10

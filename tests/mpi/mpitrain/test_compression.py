@@ -14,6 +14,7 @@ from mpitrain.metrics.records import Skipped
 from mpitrain.start import start
 from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import (
+    RANKS,
     alone,
     assert_goes_on,
     changed,
@@ -26,7 +27,6 @@ from tests.mpi.mpitrain.layouts import (
     mlp,
 )
 
-RANKS = MPI.COMM_WORLD.size
 _QUICK = {1: "data", 4: "data x pipe"}.get(RANKS, "zero 1")
 #: Layouts in which gradients can be coded.
 DENSE = [name for name, how in layouts("gpt", RANKS).items() if how.get("zero", 0) < 2]

@@ -5,7 +5,6 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import mpitrain
 from mpitrain.config import ConfigError
@@ -13,10 +12,9 @@ from mpitrain.group import share
 from mpitrain.metrics.records import Skipped, Step
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.fits import PARALLEL, net, tensors, torch
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, net, tensors, torch
 
 F = torch.nn.functional
-RANKS = MPI.COMM_WORLD.size
 WEIGHT = torch.tensor([1.0, 0.5, 4.0, 0.1], dtype=torch.float64)
 
 

@@ -14,12 +14,11 @@ from tests.cases import each_check, mostly_slow
 from tests.gpu import modules
 from tests.gpu.jobs import everybody
 from tests.gpu.modules import Samples, module, run
-from tests.mpi.mpitrain.fits import SEVERAL, Sentences
+from tests.mpi.mpitrain.fits import RANKS, SEVERAL, Sentences
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 SAME_ORDER = RANKS < 3
 
 

@@ -22,10 +22,9 @@ from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import changed, in_folder
+from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder
 
 pytestmark = pytest.mark.at_most(5)
-RANKS = MPI.COMM_WORLD.size
 
 
 def job(dtype="float32", schedule="constant", **own):

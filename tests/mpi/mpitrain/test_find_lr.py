@@ -11,11 +11,9 @@ from mpitrain.config import Config
 from mpitrain.start import start
 from mpitrain.training import find_lr
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import job, layouts, mlp
+from tests.mpi.mpitrain.layouts import RANKS, job, layouts, mlp
 
 pytestmark = pytest.mark.at_most(5)
-
-RANKS = MPI.COMM_WORLD.size
 
 
 def find(comm, config, **limits):

@@ -18,9 +18,8 @@ from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import close, equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, close, equal, to_the_end, whole
 
-RANKS = MPI.COMM_WORLD.size
 pytestmark = pytest.mark.at_most(5)
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 

@@ -18,9 +18,8 @@ from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from tests.cases import mostly_slow, slow_case
 from tests.drawn_layouts import MOST, run
-from tests.mpi.mpitrain.layouts import alone, changed, close, curve, few, job, layouts
+from tests.mpi.mpitrain.layouts import RANKS, alone, changed, close, curve, few, job, layouts
 
-RANKS = MPI.COMM_WORLD.size
 FIRST, NOT_DRAWN = ("gpt", "convnet"), ("mlp", "recommender")
 # Quick are one model in every other layout of 2 ranks, and in all of 4; and two on 3.
 QUICK = {2: ("gpt",), 3: FIRST, 4: ("gpt",)}.get(RANKS, ())

@@ -15,9 +15,7 @@ from mpitrain.objective.metrics import AllSamples
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import changed, few, layouts
-
-RANKS = MPI.COMM_WORLD.size
+from tests.mpi.mpitrain.layouts import RANKS, changed, few, layouts
 
 
 def samples(count, seed):

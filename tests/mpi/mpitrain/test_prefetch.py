@@ -3,15 +3,13 @@
 import weakref
 
 import pytest
-from mpi4py import MPI
 
 from mpitrain.parallel.zero import ShardedParameters
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import changed, equal, job, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, job, to_the_end, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 TIED = {"zero": 3, "pipe": 2} if RANKS % 2 == 0 else {"zero": 3}
 
 

@@ -5,7 +5,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader
@@ -20,6 +19,7 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import (
+    RANKS,
     StopsAfter,
     assert_goes_on,
     equal,
@@ -33,8 +33,6 @@ from tests.mpi.mpitrain.layouts import (
     to_the_end,
     whole,
 )
-
-RANKS = MPI.COMM_WORLD.size
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))

@@ -23,9 +23,8 @@ from mpitrain.server.worker import Worker
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import changed, equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, to_the_end, whole
 
-RANKS = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.at_most(5),
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),

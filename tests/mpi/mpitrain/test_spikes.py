@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.checkpoint.folders import numbered
 from mpitrain.checkpoint.saving import checkpoints
@@ -15,11 +14,10 @@ from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
-from tests.mpi.mpitrain.layouts import StopsAfter, changed, equal, in_folder, job, whole
+from tests.mpi.mpitrain.layouts import RANKS, StopsAfter, changed, equal, in_folder, job, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 SPIKE = {"on_spike": "skip", "spike_window": 4, "checkpoint": {"every": 3, "keep": 3}}
 
 

@@ -27,6 +27,7 @@ from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import (
+    RANKS,
     StopsAfter,
     changed,
     close,
@@ -41,7 +42,6 @@ from tests.mpi.mpitrain.test_sync_arithmetic import Averaging
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 STEPS = 9
 
 #: Of the exchanges: what each says, and steps of it.

@@ -14,13 +14,10 @@ from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
-from tests.mpi.mpitrain.layouts import changed
+from tests.mpi.mpitrain.layouts import RANKS, changed
 from tests.zoo.parts import Of
 
 from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
-
-
-RANKS = MPI.COMM_WORLD.size
 
 
 def module():

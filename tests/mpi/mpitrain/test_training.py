@@ -26,9 +26,7 @@ from mpitrain.ranks.together import together
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
-from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
-
-RANKS = MPI.COMM_WORLD.size
+from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder, mlp, text_job
 
 
 def test_a_communicator_of_plain_mpi4py_becomes_one_of_ours(comm):

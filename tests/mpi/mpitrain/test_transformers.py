@@ -13,9 +13,8 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.checkpoint.export import export
 from tests.cases import mostly_slow
-from tests.mpi.mpitrain.fits import loop, torch
+from tests.mpi.mpitrain.fits import RANKS, loop, torch
 
-RANKS = MPI.COMM_WORLD.size
 VOCABULARY, LENGTH = 61, 12
 
 
