@@ -7,7 +7,6 @@ from multiprocessing import active_children
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -27,17 +26,6 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder, mlp, text_job
-
-
-def test_a_communicator_of_plain_mpi4py_becomes_one_of_ours(comm):
-    found = []
-    for given in (comm, MPI.COMM_WORLD):
-        with start(given, mlp(algorithm="ring")) as trainer:
-            assert isinstance(trainer.parts.comm, Communicator)
-            list(islice(trainer.run_epoch(0), 2))
-            found.append(trainer.parts.store.parameters.tobytes())
-    assert found[0] == found[1]
-    assert MPI.COMM_WORLD.allreduce(1) == RANKS
 
 
 @pytest.mark.mpi(min_size=2)
@@ -207,17 +195,6 @@ def test_all_ranks_skip_together_where_the_job_says_so(comm):
         assert all(re.match(unfit(), record.culprits) for record in records)
         assert (trainer.parts.steps_done, trainer.parts.updater.steps) == (3, 0)
         np.testing.assert_array_equal(trainer.parts.store.parameters, before)
-
-
-def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
-    narrow = changed(mlp(), compute="float16", loss_scale=2.0**40, loss_scale_window=4)
-    with start(comm, narrow) as trainer:
-        records = list(trainer.run_epoch(0)) + list(trainer.run_epoch(1))
-        skipped = [isinstance(record, Skipped) for record in records]
-        assert skipped[0] and not all(skipped)
-        scales = [record.loss_scale for record in records if isinstance(record, Skipped)]
-        assert scales[:3] == [2.0**39, 2.0**38, 2.0**37]
-        assert trainer.parts.updater.steps == skipped.count(False)
 
 
 @pytest.mark.mpi(min_size=2)
