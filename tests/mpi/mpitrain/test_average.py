@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint.export import find
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
@@ -59,6 +60,8 @@ def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
     checkpoint, _ = find(folder)
     equal(values, expected_values)
     equal({name: checkpoint.value(name) for name in expected}, expected)
+    with pytest.raises(CheckpointError, match="has no parameters of nobody"):
+        checkpoint.tensor("parameters", "nobody")
 
 
 @pytest.mark.quick_on(2)

@@ -11,7 +11,7 @@ import torch
 import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
-from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
+from mpitrain.config import Config, ConfigError, Data, Model, Optim
 from mpitrain.metrics.records import Step
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
@@ -104,15 +104,6 @@ def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
         made(folder, comm, **several | {"metrics": ["accuracy"]})
 
 
-def test_tables_are_settings_too(comm, folder):
-    tables = {"model": {"kind": "mlp", "hidden": [8]}, "evaluate": {"every": 2}}
-    tables["loss"] = {"name": "cross_entropy", "smoothing": 0.1}
-    with mpitrain.Trainer(comm, **tables, metrics=["top3"], dir=str(folder / "run")) as trainer:
-        job = trainer.config
-    assert (job.model.kind, job.loss.smoothing) == ("mlp", 0.1)
-    assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
-
-
 def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
     numbers = {"batch_size": np.int64(24), "parallel": {"pipe": np.int32(1)}, "epochs": np.int8(1)}
     for dtype in (torch.float64, np.float64, np.dtype("f8")):
@@ -144,10 +135,8 @@ def test_a_schedule_by_its_name_and_records_in_a_csv(comm, folder):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"weight_decay": 0.1}, "optim: weight_decay would have no effect on"),
         ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
         ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
-        ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),
         ({"test_fraction": 0.5}, r"test_fraction: the data that the program brings \(Waves\)"),
     ],
 )
@@ -172,16 +161,11 @@ def test_a_module_reads_text_that_a_job_names(comm, folder):
         return torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16))
 
     given = {"model": model, "data": text, "optim": {"name": "adam", "lr": 0.05}}
+    given["loss"] = {"name": "cross_entropy", "smoothing": 0.1}
     with mpitrain.Trainer(comm, **given, batch_size=8, dir=str(folder / "run")) as trainer:
+        assert trainer.config.loss.smoothing == 0.1
         losses = [test.test_loss for test in trainer.fit()]
     assert losses[-1] < 0.8 * losses[0]
-
-
-@pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
-def test_what_a_job_names_of_ones_own_is_not_left_out(comm, folder, key):
-    job = Config(own=Own(**{key: "mine.py:name"}))
-    with pytest.raises(ConfigError, match=rf"own\.{key} = 'mine\.py:name': a job file that"):
-        mpitrain.Trainer(comm, job, dir=str(folder / "run"))
 
 
 def test_a_run_whose_parameters_are_frozen_now_is_not_resumed(comm, folder):

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, loop, made, mse, net, torch, torchs_own
 from tests.zoo.parts import Of
 
@@ -74,29 +75,29 @@ def fitted(folder, **changed):
     return trainer, seen
 
 
-def test_rates_fall_where_tests_get_no_better_as_in_torch(folder):
-    trainer, seen = fitted(folder, schedule=plateau, parallel=PARALLEL)
-    module, rates, losses = followed(trainer, plateau)
-    assert len(set(rates)) > 2
-    np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
-    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=1e-8)
-    assert_alike(trainer.module, module)
+def near(y, t):
+    return ((y - t).abs() < 1).double().mean()
 
 
-@pytest.mark.slow
-def test_by_a_metric_with_a_direction(folder):
-    def near(y, t):
-        return ((y - t).abs() < 1).double().mean()
+def highest(optimizer):
+    return ReduceLROnPlateau(optimizer, mode="max", patience=0)
 
-    def schedule(optimizer):
-        return ReduceLROnPlateau(optimizer, mode="max", patience=0)
 
-    asked = {"schedule": schedule, "metrics": {"near": near}, "schedule_by": "epoch"}
-    trainer, seen = fitted(folder, watch="near", **asked)
-    _, rates, _ = followed(trainer, schedule, near)
+BY_NEAR = {"watch": "near", "metrics": {"near": near}, "schedule_by": "epoch"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "watch", "how"), [(plateau, mse, {}), slow_case(highest, near, BY_NEAR)]
+)
+def test_rates_fall_where_tests_get_no_better_as_in_torch(folder, schedule, watch, how):
+    trainer, seen = fitted(folder, schedule=schedule, parallel=PARALLEL, **how)
+    module, rates, found = followed(trainer, schedule, watch)
     assert len(set(rates)) > 1
     np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
-    untested = job(folder, schedule=plateau)
+    told = [test.metrics["near"] if how else test.test_loss for test in seen.of(Epoch)]
+    np.testing.assert_allclose(told, found, rtol=1e-8)
+    assert_alike(trainer.module, module)
+    untested = job(folder, schedule=schedule, **how)
     with untested as trainer, pytest.raises(ConfigError, match="a loop of your own makes none"):
         list(trainer.run_epoch(0))
 
