@@ -129,13 +129,18 @@ def assert_interrupted_alike(folder, changed, later):
     with made(folder, **changed) as trainer:
         rest = trainer.fit(resume=True)
     assert rest[-1] == whole[-1]
-    for name, value in trainer.module.state_dict().items():
-        assert torch.equal(value, module.state_dict()[name]), name
+    assert_equal(trainer.module, module)
 
 
-def assert_alike(module, other):
+def assert_equal(module, other):
+    """Bit by bit, running values and all."""
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def assert_alike(module, other, rtol=1e-6, atol=1e-7):
     for found, wanted in zip(module.parameters(), other.parameters(), strict=True):
-        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=rtol, atol=atol)
 
 
 def in_groups(parameters):

@@ -9,6 +9,7 @@ from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
+Dropout = torch.nn.Dropout
 
 
 def also_unread():
@@ -43,19 +44,28 @@ def test_ranks_read_their_own_samples_and_what_is_frozen_stays(folder):
 
 
 class Woven(Whole):
-    """Stages share weights of several blocks, which come in another order on the last stage."""
+    """Stages share weights of several blocks, which come in another order on the last stage.
+
+    One dropout is called on all of them.
+    """
 
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(Block(16) for _ in range(4))
+        self.blocks, self.drop = torch.nn.ModuleList(Block(16) for _ in range(4)), Dropout(0.1)
         for one, other in ((3, 0), (2, 1)):
             self.blocks[one].up = self.blocks[other].up
             self.blocks[one].norm.weight = self.blocks[other].norm.weight
 
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = self.drop(block(x))
+        return self.leave(self.drop(x) * self.gain)
+
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.at_most(4)
-def test_weights_that_stages_share_in_another_order_have_one_sum(folder, alone):
+def test_weights_that_stages_share_have_one_sum_and_cuts_change_no_mask(folder, alone):
     parallel = {"pipe": RANKS, "bucket_bytes": 256}
     with made(folder, model=Woven, cuts="blocks", parallel=parallel) as trainer:
         assert_as_alone(trainer.fit(), trainer.module, alone(model=Woven))

@@ -1,6 +1,5 @@
 """``mpitrain.Trainer``: its settings, beginning, end and interruption."""
 
-import csv
 import os
 import signal
 
@@ -112,10 +111,10 @@ def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
         assert (job.train.batch_size, job.run.dtype, job.run.device) == (24, "float64", "cpu")
 
 
-def test_a_schedule_by_its_name_and_records_in_a_csv(comm, folder):
+def test_a_schedule_by_its_name(comm, folder):
     """The rates of an optimiser of torch are those of transformers, and end with the run."""
     transformers = pytest.importorskip("transformers")
-    given = {"schedule": "cosine", "warmup_steps": 2, "steps": 7, "records": ["csv"]}
+    given = {"schedule": "cosine", "warmup_steps": 2, "steps": 7}
     given, found = given | {"optimizer": OPTIMIZERS["AdamW"], "parallel": PARALLEL}, []
     with made(folder, comm, **given) as trainer:
         trainer.fit(on_record=lambda one: isinstance(one, Step) and found.append(one))
@@ -125,11 +124,6 @@ def test_a_schedule_by_its_name_and_records_in_a_csv(comm, folder):
         assert step.lr == pytest.approx(like.param_groups[0]["lr"], rel=1e-12)
         like.step(), schedule.step()
     assert len(found) == 7 and found[-1].memory > 1e6
-    if comm.rank == 0:
-        with (folder / "run" / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        assert [float(row["lr"]) for row in rows if row["lr"]] == [step.lr for step in found]
-        assert float(rows[-1]["test_loss"]) > 0
 
 
 @pytest.mark.parametrize(

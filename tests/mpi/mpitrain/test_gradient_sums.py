@@ -126,23 +126,11 @@ def test_without_overlap_nothing_moves_until_the_end(comm, store):
 @pytest.mark.parametrize("more", [0, 1])
 def test_equal_shards_of_a_layer_are_gathered_by_a_call_of_equal_blocks(comm, monkeypatch, more):
     """Which is parsed once, whereas unequal ones are parsed in each pass."""
-    size, called = 4 * comm.size + more, []
-
-    def telling(name):
-        real = getattr(type(comm), name)
-
-        def method(self, *given):
-            called.append(name)
-            real(self, *given)
-
-        return method
-
-    for name in ("Allgather", "Allgatherv"):
-        monkeypatch.setattr(type(comm), name, telling(name))
+    monkeypatch.setattr(type(comm), "Allgather" if more else "Allgatherv", None)
+    size = 4 * comm.size + more
     arena = Arena({"a": nn.Linear(size, 1, bias=False)}, {"a": {"weight": (size, 1)}})
     reduction, values = Reduction({DATA: comm}, Dense()), np.arange(float(size))
     own = ShardedParameters(arena, values, reduction, comm.empty)
     np.testing.assert_array_equal(own.take(0)["weight"][:, 0], values)
-    assert called == ["Allgatherv" if more else "Allgather"]
     own.release(0)
     own.close()

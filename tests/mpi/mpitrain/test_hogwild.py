@@ -1,8 +1,5 @@
 """Hogwild: one copy in the node's memory, that all ranks update without locks."""
 
-import random
-import time
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -19,6 +16,7 @@ from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import RANKS, close, equal, to_the_end, whole
+from tests.mpi.mpitrain.test_server import delays, without
 
 pytestmark = pytest.mark.at_most(5)
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
@@ -33,10 +31,6 @@ def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):
         train=Train(epochs=9, steps=steps, batch_size=48, micro_batches=micro_batches),
         server=Server(hogwild=hogwild, window=5),
     )
-
-
-def without(config):
-    return replace(config, server=Server())
 
 
 def trained(comm, config, **given):
@@ -91,12 +85,6 @@ def shared(comm, size, dtype):
     return window, flat
 
 
-def delays(comm):
-    """Before each step of each rank, a drawn one."""
-    rng = random.Random(comm.rank)
-    return lambda parts: time.sleep(rng.choice([0.0, 0.003]))
-
-
 @quick
 def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folder):
     """Where no two samples have a row in common, whoever comes first."""
@@ -110,7 +98,7 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     parallel = replace(config.parallel, algorithm="ring")
     config = replace(config, data=replace(config.data, rows=samples), parallel=parallel)
     objects = UserObjects(data=data)
-    found, records = trained(comm, config, objects=objects, before_step=delays(comm))
+    found, records = trained(comm, config, objects=objects, before_step=delays(comm, 7))
     with Communicator(MPI.COMM_SELF) as one:
         expected, theirs = trained(one, without(config), objects=objects)
     close(found, expected, rtol=0, atol=1e-13)
@@ -126,7 +114,7 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
 def test_all_ranks_train_one_copy(comm, folder, hogwild):
     """To about where one process gets; no two runs are alike, bit by bit."""
     config = job(folder, steps=60, hogwild=hogwild)
-    found, records = trained(comm, config, before_step=delays(comm))
+    found, records = trained(comm, config, before_step=delays(comm, 7))
     with Communicator(MPI.COMM_SELF) as one:
         expected, theirs = trained(one, without(config))
     assert [record.step for record in records] == list(range(1, 61))

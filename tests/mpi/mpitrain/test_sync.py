@@ -110,13 +110,13 @@ class Alone:
         return norm
 
 
-def simulated(config, workers, steps, sampler=None):
+def simulated(config, workers, steps, sampler=None, averaging=Averaging):
     """(loss and gradient norm of each step, each worker's weights, their mean)."""
     sync, curve = config.sync, []
     with Communicator(MPI.COMM_SELF) as one:
         everyone = [Alone(one, config) for _ in range(workers)]
         trainer = everyone[0].trainer
-        averaging = Averaging(sync, [w.weights for w in everyone])
+        averaging = averaging(sync, [w.weights for w in everyone])
         batches = (sampler or trainer.parts.sampler).batches(0)
         for step, batch in zip(range(steps), batches, strict=False):
             loss = 0.0
