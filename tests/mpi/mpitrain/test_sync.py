@@ -8,11 +8,10 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain import nn
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
-from mpitrain.config import Compress, ConfigError, Optim, Sync
+from mpitrain.config import Compress, Optim, Sync
 from mpitrain.group import share
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Skipped, Step
@@ -23,7 +22,6 @@ from mpitrain.start import start
 from mpitrain.sync.loop import DriftingLoop
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import read_batches
-from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
 from tests.mpi.mpitrain.layouts import (
@@ -372,11 +370,3 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         assert [record.step for record in error.value.before] == [6]
         assert trainer.parts.steps_done == 10
         assert np.isfinite(trainer.parts.strategy.consensus()).all()
-
-
-def test_what_cannot_be_is_refused_on_all_ranks(comm):
-    layers = {"flat": nn.Flatten(), "linear": nn.Linear(64, 16), "norm": nn.BatchNorm(16)}
-    layers["out"] = nn.Linear(16, 10)
-    for kind in ("local", "delayed") if RANKS > 1 else ():
-        with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
-            start(comm, replace(mlp(), sync=KINDS[kind]), objects=UserObjects(layers=layers))
