@@ -3,9 +3,17 @@
 from random import Random
 
 from tests.mpi.mpitrain import test_collate, test_counted, test_unused
-from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
+from tests.mpi.mpitrain.fits import (
+    OPTIMIZERS,
+    SEVERAL,
+    WHOLE,
+    Sentences,
+    Turns,
+    Waves,
+    net,
+    regular,
+)
 from tests.mpi.mpitrain.test_random import KINDS, around
-from tests.mpi.mpitrain.test_streams import Turns
 from tests.zoo.parts import Of
 
 import torch  # isort: skip
@@ -82,7 +90,7 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
         [
             ({"model": net}, 5, False),
             ({"model": regular}, 6, True),
-            ({"model": Whole, "cuts": CUTS}, 4, False),
+            (WHOLE, 4, False),
             (SEVERAL | SEVERAL_DATA, 4, False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),

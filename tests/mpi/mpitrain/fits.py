@@ -31,6 +31,22 @@ class Waves(torch.utils.data.Dataset):
         return x, (torch.sin(x[0]) * x[1] + x[2] * x[3] + self.jitter * noise)[None]
 
 
+class Turns(torch.utils.data.IterableDataset):
+    """The same, to be read in turn; at ``wrong`` is the rank and number of what cannot be."""
+
+    def __init__(self, samples, seed, wrong=(-1, -1)):
+        self.waves, self.wrong = Waves(samples, seed), wrong
+
+    def __len__(self):
+        return len(self.waves)
+
+    def __iter__(self):
+        for number in range(len(self)):
+            if (MPI.COMM_WORLD.rank, number) == self.wrong:
+                raise OSError("the line is cut")
+            yield self.waves[number]
+
+
 class Quadrants(Waves):
     """In which quadrant the first two lie."""
 
@@ -82,7 +98,7 @@ class Whole(torch.nn.Module):
         return self.leave(x * self.gain)
 
 
-CUTS = ["enter", "blocks.0", "blocks.1"]
+WHOLE = {"model": Whole, "cuts": ["enter", "blocks.0", "blocks.1"]}
 
 
 def made(folder, comm=None, **changed):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.mpi.mpitrain.fits import CUTS, RANKS, Block, Waves, Whole, assert_as_alone, made, torch
+from tests.mpi.mpitrain.fits import RANKS, WHOLE, Block, Waves, Whole, assert_as_alone, made, torch
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
@@ -32,7 +32,7 @@ def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
 
 def test_ranks_read_their_own_samples_and_what_is_frozen_stays(folder):
     train_data = Waves(100, 1)
-    with made(folder, model=Whole, cuts=CUTS, train_data=train_data) as trainer:
+    with made(folder, **WHOLE, train_data=train_data) as trainer:
         trainer.fit()
     assert len(train_data.read) <= 2 * (100 // RANKS + 10) + 20  # a few for the digest
     with torch.random.fork_rng(devices=[]):

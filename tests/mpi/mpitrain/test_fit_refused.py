@@ -3,12 +3,13 @@
 from functools import partial
 
 import pytest
+import torch
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.drawn_features import CASES
-from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Waves, made, net, regular, torch
+from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Turns, Waves, made, net, regular
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
@@ -25,6 +26,11 @@ class Other(Waves):
         x, y = super().__getitem__(index)
         y = (y > 0).to(y)
         return self.other(x, y) if index == self.at else (x, y)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Turns(100, 1))
 
 
 def torn(x, y):
@@ -91,6 +97,11 @@ BAD_DATA = [
      r"'0': float64 of shape .* that of sample \d+ float64 of shape"),
     ({"train_data": [1, 2, 3]}, r"sample 0 of list is a int; a pair is needed"),
     ({"train_data": []}, "train_data has no samples"),
+    ({"train_data": Endless()}, "train_data has no length"),
+    ({"train_data": Turns(100, 1), "workers": 2}, "each process would read all of train_data"),
+    # Of the last rank's first part of an epoch; the digest reads 8.
+    ({"train_data": Turns(100, 1, wrong=(RANKS - 1, 23))},
+     "sample 23 of Turns cannot be read: OSError"),
     (CLASSES | {"train_data": Quadrants(48, 1), "model": lambda: net(2)},
      "or floating-point numbers where they are no classes"),
     (CLASSES | {"model": lambda: net(3)},
@@ -180,6 +191,7 @@ OTHER_JOBS = [
      r"jobs: model\.0 is 'Dropout\(p=0.0, inplace=False\)' on rank 0 and 'Dropout\(p=0.5"),
     (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
     (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
+    (lambda r: {"train_data": Turns(100, r)}, DataError, "the ranks have different data"),
     (lambda r: {"batch_size": 1 - r}, ConfigError, r"train.batch_size.*\(rank 1 of"),
 ]  # fmt: skip
 

@@ -83,7 +83,7 @@ if RANKS == 4:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(("parallel", "shape"), UNEQUAL)
-def test_columns_that_ranks_share_unequally(comm, parallel, shape):
+def test_columns_and_stages_between_them_that_ranks_share_unequally(comm, parallel, shape):
     config = changed(job("convnet", **parallel), **shape)
     same(curve(comm, config, 3), alone(config, 3), 1e-10)
 
