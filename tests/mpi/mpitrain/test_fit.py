@@ -25,9 +25,7 @@ def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
     changed = {"model": also_unread, "metrics": {}, "train_data": Waves(6, 1), "batch_size": 1}
     changed |= {"loss": lambda y, t: (y[0] - t).square().mean(), "epochs": 1}
     with made(folder, **changed) as trainer:
-        (found,) = trainer.fit()
-    (wanted,), _ = alone(**changed)
-    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+        assert_as_alone(trainer.fit(), trainer.module, alone(**changed))
 
 
 def test_ranks_read_their_own_samples_and_what_is_frozen_stays(folder):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpitrain.config import ConfigError
+from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.drawn_features import CASES
 from tests.mpi.mpitrain.fits import OPTIMIZERS, RANKS, Quadrants, Turns, Waves, made, net, regular
@@ -143,6 +143,17 @@ BAD_JOBS = [
      r"evaluate\.watch: neither patience nor the schedule"),
     ({"schedule": abs, "optim": {"schedule": "cosine"}},
      r"optim\.schedule: a schedule of one's own takes the place of schedule = 'cosine'"),
+    *((ALONE | changed, f"^{named}: this goes by tests, and the job has nothing to")
+      for named, changed in {
+        "metrics": {"metrics": {"mae": torch.nn.functional.l1_loss}},
+        "evaluate.metrics": {"metrics": ["accuracy"]},
+        "checkpoint.best": {"checkpoint": {"best": "loss"}},
+        "evaluate.patience, evaluate.watch": {"evaluate": {"patience": 2, "watch": "mae"}},
+        "evaluate.every": {"evaluate": {"every": 2}}}.items()),
+    ({"optimizer": sgd, "config": Config(optim=Optim(weight_decay=0.1))},
+     r"optim\.weight_decay: the optimizer"),
+    ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
+    ({"test_fraction": 0.5}, r"test_fraction: the data that the program brings \(Waves\)"),
     ({"optimizer": CASES["Adafactor"][0], "parallel": {"zero": 2}},
      r"whole parameters, and parallel\.zero cuts them"),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
-from mpitrain.config import Config, ConfigError, Data, Model, Optim
+from mpitrain.config import Config, ConfigError, Data, Model
 from mpitrain.metrics.records import Step
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
@@ -120,19 +120,6 @@ def test_a_schedule_by_its_name(comm, folder):
         assert step.lr == pytest.approx(like.param_groups[0]["lr"], rel=1e-12)
         like.step(), schedule.step()
     assert len(found) == 7 and found[-1].memory > 1e6
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
-        ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
-        ({"test_fraction": 0.5}, r"test_fraction: the data that the program brings \(Waves\)"),
-    ],
-)
-def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
-    with pytest.raises(ConfigError, match=message):
-        made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
 
 
 def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):

@@ -37,7 +37,7 @@ def job(**parallel):
     )  # fmt: skip
 
 
-def alone(whole):
+def by_torch(whole):
     """Losses of torch in one process in 20 steps."""
     with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
         data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:20]
@@ -91,7 +91,7 @@ def test_layers_of_torch_within_others(comm, parallel):
             load_into(torch.nn.Linear(2, 2), trainer.parts)
     one = Adding(*module()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    np.testing.assert_allclose(found, alone(one), rtol=1e-10)
+    np.testing.assert_allclose(found, by_torch(one), rtol=1e-10)
     wanted = {name: one.state_dict()[name] for name in mine.state_dict()}
     torch.testing.assert_close(dict(mine.state_dict()), wanted, rtol=1e-7, atol=1e-9)
 
@@ -174,21 +174,19 @@ def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model
 @pytest.mark.quick_on(3)
 @pytest.mark.skipif(RANKS != 3, reason="three stages of two chunks")
 @pytest.mark.parametrize("zero", [2, 3])
-def test_stages_use_what_they_share_in_other_numbers_of_passes(folder, zero):
+def test_stages_use_what_they_share_in_other_numbers_of_passes(folder, alone, zero):
     """In both chunks of the first stage, and in one of the last."""
 
     def model():
         shared, (a, b, c) = torch.nn.Linear(6, 6), (torch.nn.Linear(6, 6) for _ in range(3))
         return torch.nn.Sequential(shared, a, b, shared, c, shared, torch.nn.Linear(6, 1)).double()
 
-    def trained(where, comm=None, **given):
-        given |= {"model": model, "epochs": 1, "micro_batches": 3}
-        with made(folder / where, comm, **given) as trainer:
-            return [record.loss for record in trainer.run_epoch(0)]
-
     layout = {"pipe": 3, "schedule": "interleaved", "chunks": 2, "zero": zero}
-    expected = trained(str(MPI.COMM_WORLD.rank), MPI.COMM_SELF)
-    assert trained("whole", parallel=layout) == pytest.approx(expected, rel=1e-11)
+    given = {"model": model, "epochs": 1, "micro_batches": 3}
+    with made(folder, **given, parallel=layout) as trainer:
+        (found,) = trainer.fit()
+    (wanted,), _ = alone(**given)
+    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-11)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -11,14 +11,11 @@ from msgspec.structs import replace
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import CollectiveError, Communicator, CorruptMessage
-from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Skipped
 from mpitrain.models import SequentialModel
-from mpitrain.nn.layer import go_forward
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.pipeline import profiles
 from mpitrain.pipeline.profiles import measure, write_profile
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import together
@@ -69,20 +66,6 @@ def test_each_rank_reads_a_profile_of_its_own(comm, tmp_path, there):
     match = "jobs: the partition by" if there else rf"cannot be read.*rank {RANKS - 1} of {RANKS}"
     with pytest.raises(ConfigError, match=match):
         start(comm, mlp(pipe=2, partition="auto", profile=str(path)))
-
-
-def test_a_profile_has_as_many_passes_as_it_is_told(comm, tmp_path, monkeypatch):
-    passes = []
-
-    def counted(*given):
-        passes.append(given[1])
-        return go_forward(*given)
-
-    monkeypatch.setattr(profiles, "go_forward", counted)
-    words = ["profile", "digits_mlp", "--repeats", "2", "-o", str(tmp_path / "profile.json")]
-    assert run(words) == 0
-    layers = ["layer0", "layer1", "layer2"] if comm.rank == 0 else []
-    assert passes == [name for name in layers for _ in range(2)]
 
 
 class Two(RuntimeError):

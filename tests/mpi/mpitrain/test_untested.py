@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 
-from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Epoch, Summary
@@ -59,19 +58,3 @@ def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, fold
     assert (told["optim"]["lr"], told["loss"]["name"]) == (0.01, "cross_entropy")
     defaults = {"name", "momentum", "beta1", "test_fraction", "kind", "channels"}
     assert not any(defaults & told[table].keys() for table in ("optim", "data", "model"))
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"metrics": {"mae": torch.nn.functional.l1_loss}}, "metrics"),
-        ({"metrics": ["accuracy"]}, "evaluate.metrics"),
-        ({"checkpoint": {"best": "loss"}}, "checkpoint.best"),
-        ({"evaluate": {"patience": 2, "watch": "mae"}}, "evaluate.patience, evaluate.watch"),
-        ({"evaluate": {"every": 2}}, "evaluate.every"),
-    ],
-    ids=str,
-)
-def test_what_goes_by_tests_is_refused_on_all_ranks(comm, folder, changed, named):
-    with pytest.raises(ConfigError, match=f"^{named}: this goes by tests, and the job has nothing"):
-        without(folder, **changed)
