@@ -4,9 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.replicas import ReplicaMismatch
@@ -37,10 +35,9 @@ def job(**parallel):
     )  # fmt: skip
 
 
-def by_torch(whole):
+def by_torch(trainer, whole):
     """Losses of torch in one process in 20 steps."""
-    with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
-        data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:20]
+    data, batches = trainer.parts.data.train, islice(trainer.parts.sampler.batches(0), 20)
 
     def loss(module, batch):
         some = data[batch]
@@ -91,7 +88,7 @@ def test_layers_of_torch_within_others(comm, parallel):
             load_into(torch.nn.Linear(2, 2), trainer.parts)
     one = Adding(*module()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    np.testing.assert_allclose(found, by_torch(one), rtol=1e-10)
+    np.testing.assert_allclose(found, by_torch(trainer, one), rtol=1e-10)
     wanted = {name: one.state_dict()[name] for name in mine.state_dict()}
     torch.testing.assert_close(dict(mine.state_dict()), wanted, rtol=1e-7, atol=1e-9)
 

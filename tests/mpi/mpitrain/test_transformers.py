@@ -98,28 +98,6 @@ gpt2 = of("gpt2", n_positions=16, n_embd=16, n_layer=3, n_head=2, bos_token_id=0
 llama = of("llama", attention_dropout=0.1, **GROUPED | {"num_attention_heads": 4})
 
 
-class Adapted(torch.nn.Module):
-    """A frozen matrix, and the product of two small ones beside it."""
-
-    def __init__(self, frozen, rank=2):
-        super().__init__()
-        self.frozen = frozen
-        self.down = torch.nn.Linear(frozen.in_features, rank, bias=False)
-        self.up = torch.nn.Linear(rank, frozen.out_features, bias=False)
-
-    def forward(self, x):
-        return self.frozen(x) + self.up(self.down(x))
-
-
-def adapted_llama():
-    """LoRA by plain ``requires_grad``."""
-    model = llama().requires_grad_(False)
-    for block in model.model.layers:
-        attention = block.self_attn
-        attention.q_proj, attention.v_proj = Adapted(attention.q_proj), Adapted(attention.v_proj)
-    return model
-
-
 def peft_gpt2():
     """LoRA by peft, which wraps the matrices that ranks share."""
     import peft
@@ -175,7 +153,6 @@ MIXTURES = {
 }  # fmt: skip
 OTHERS = {
     "t5": (of("t5", "Seq2SeqLM", **T5), Texts, ()),  # its two halves share an embedding
-    "adapted llama": (adapted_llama, Texts, "model.layers"),
     "peft gpt2": (peft_gpt2, Texts, "base_model.model.transformer.h"),
 }
 ALL = MODELS | MIXTURES | OTHERS
@@ -241,7 +218,6 @@ def in_one_process(name):
 
 #: Each model in each layout, and others in some.
 CASES = [*product(MODELS, LAYOUTS), ("t5", "zero 1"), ("t5", "zero 3")]
-CASES += [("adapted llama", "pipe 2"), ("adapted llama", "zero 2")]
 CASES += product(["peft gpt2"], LAYOUTS)
 CASES += set(product(MIXTURES, ("data", "zero 1", "zero 3", "pipe 2"))) - {("switch", "pipe 2")}
 
