@@ -223,6 +223,8 @@ def of_both(outputs, labels):
 
 SEVERAL = {
     "model": Reader,
+    "train_data": Sentences(50, 1),
+    "test_data": Sentences(30, 2),
     "loss": of_both,
     "cuts": ["of_x", "drop", "mix"],
     "metrics": {"hits": lambda y, t: (y["first"].argmax(1) == t[1]).double().mean()},

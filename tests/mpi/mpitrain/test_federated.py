@@ -54,8 +54,7 @@ def alone(comm, config, count=None, **given):
     """The same on one rank, told to all."""
     found = None
     if comm.rank == 0:
-        with Communicator(MPI.COMM_SELF) as one:
-            found = rounds(one, config, count, **given)
+        found = rounds(MPI.COMM_SELF, config, count, **given)
     return comm.bcast(found)
 
 

@@ -5,7 +5,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.commands.ranks import run
 from mpitrain.config import Config
 from mpitrain.start import start
@@ -29,8 +28,8 @@ def test_a_layout_finds_what_one_process_does(comm):
     limits = dict(least=1e-4, most=0.1, steps=6)
     found = find(comm, config, **limits)
     plain = Config(run=config.run, data=config.data, model=config.model, optim=config.optim)
-    with Communicator(MPI.COMM_SELF) as one:
-        expected = find(one, replace(plain, train=replace(config.train, micro_batches=1)), **limits)
+    plain = replace(plain, train=replace(config.train, micro_batches=1))
+    expected = find(MPI.COMM_SELF, plain, **limits)
     assert [one.lr for one in found.tried] == pytest.approx(np.geomspace(1e-4, 0.1, 6).tolist())
     losses, wanted = ([one.loss for one in each.tried] for each in (found, expected))
     np.testing.assert_allclose(losses, wanted, rtol=1e-10)

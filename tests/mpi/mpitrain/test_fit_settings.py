@@ -17,7 +17,7 @@ from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, SEVERAL, Sentences, Whole, made, net
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, SEVERAL, Whole, made, net
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -91,13 +91,12 @@ def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
 
 
 def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
-    several = SEVERAL | {"train_data": Sentences(48, 1), "test_data": Sentences(30, 2)}
     means = {"model": lambda: net(3), "loss": lambda y, t: (y.mean(1) - t[:, 0]).square().mean()}
-    for given, names in (({}, ["mae"]), (means, []), (several, [])):
+    for given, names in (({}, ["mae"]), (means, []), (SEVERAL, [])):
         with made(folder, comm, **given | {"metrics": None, "epochs": 1}) as trainer:
             assert list(trainer.fit()[-1].metrics) == names
     with pytest.raises(ConfigError, match="accuracy takes one output and one label, and there are"):
-        made(folder, comm, **several | {"metrics": ["accuracy"]})
+        made(folder, comm, **SEVERAL | {"metrics": ["accuracy"]})
 
 
 def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):

@@ -5,7 +5,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
@@ -46,9 +45,8 @@ def trained(comm, config, **given):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
     config = job(folder / str(comm.rank), dtype, hogwild=hogwild)
-    with Communicator(MPI.COMM_SELF) as one:
-        found, records = trained(one, config)
-        expected, theirs = trained(one, without(config))
+    found, records = trained(MPI.COMM_SELF, config)
+    expected, theirs = trained(MPI.COMM_SELF, without(config))
     equal(found, expected)
     assert [r.loss for r in records] == [r.loss for r in theirs]
     assert all(not record.served for record in records)
@@ -99,8 +97,7 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     config = replace(config, data=replace(config.data, rows=samples), parallel=parallel)
     objects = UserObjects(data=data)
     found, records = trained(comm, config, objects=objects, before_step=delays(comm, 7))
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config), objects=objects)
+    expected, theirs = trained(MPI.COMM_SELF, without(config), objects=objects)
     close(found, expected, rtol=0, atol=1e-13)
     curves = ([(r.loss, r.grad_norm) for r in some] for some in (records, theirs))
     np.testing.assert_allclose(*curves, rtol=1e-10)
@@ -115,8 +112,7 @@ def test_all_ranks_train_one_copy(comm, folder, hogwild):
     """To about where one process gets; no two runs are alike, bit by bit."""
     config = job(folder, steps=60, hogwild=hogwild)
     found, records = trained(comm, config, before_step=delays(comm, 7))
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config))
+    expected, theirs = trained(MPI.COMM_SELF, without(config))
     assert [record.step for record in records] == list(range(1, 61))
     close(found, expected, rtol=0, atol=0.2)
     last = [np.mean([r.loss for r in some[-10:]]) for some in (records, theirs)]

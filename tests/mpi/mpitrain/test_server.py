@@ -8,7 +8,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
 from mpitrain.config import Config, Parallel, Server
@@ -142,7 +141,7 @@ def test_no_gradient_is_of_older_parameters_than_the_bound_allows(comm, folder, 
 def simulated(logs, config, workers):
     """The weights by the order of service, in one process, with an optimiser written out here."""
     servers = len(logs)
-    with Communicator(MPI.COMM_SELF) as one, start(one, without(config)) as trainer:
+    with start(MPI.COMM_SELF, without(config)) as trainer:
         model, arena, data = trainer.parts.model, trainer.parts.arena, trainer.parts.data
         weights = trainer.parts.store.parameters.copy()
     velocity = np.zeros_like(weights)

@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import checkpoints, resume, save
 from mpitrain.checkpoint.writer import Writer
@@ -77,9 +76,9 @@ def own_part(batch, workers, worker, micro_batches=2):
 class Alone:
     """A worker in a process of its own, which computes gradients and takes steps."""
 
-    def __init__(self, comm, config):
+    def __init__(self, config):
         plain = replace(config, parallel=job("mlp").parallel, sync=Sync())
-        self.trainer = start(comm, changed(plain, micro_batches=1))
+        self.trainer = start(MPI.COMM_SELF, changed(plain, micro_batches=1))
         store = self.trainer.parts.store
         self.weights, self.gradients = store.parameters, store.gradients
 
@@ -111,26 +110,25 @@ class Alone:
 def simulated(config, workers, steps, sampler=None, averaging=Averaging):
     """(loss and gradient norm of each step, each worker's weights, their mean)."""
     sync, curve = config.sync, []
-    with Communicator(MPI.COMM_SELF) as one:
-        everyone = [Alone(one, config) for _ in range(workers)]
-        trainer = everyone[0].trainer
-        averaging = averaging(sync, [w.weights for w in everyone])
-        batches = (sampler or trainer.parts.sampler).batches(0)
-        for step, batch in zip(range(steps), batches, strict=False):
-            loss = 0.0
-            for number, worker in enumerate(everyone):
-                own = own_part(batch, workers, number)
-                loss += worker.backward(own, len(own) * workers / len(batch)) / workers
-            if step < sync.start:
-                mean = sum(w.gradients for w in everyone) / workers
-                for worker in everyone:
-                    worker.gradients[...] = mean
-            squares = [worker.update(step) ** 2 for worker in everyone]
-            averaging.after(step)
-            curve.append((loss, np.sqrt(np.mean(squares))))
-        weights = [whole(one, worker.trainer) for worker in everyone]
-        for worker in everyone:
-            worker.trainer.close()
+    everyone = [Alone(config) for _ in range(workers)]
+    trainer = everyone[0].trainer
+    averaging = averaging(sync, [w.weights for w in everyone])
+    batches = (sampler or trainer.parts.sampler).batches(0)
+    for step, batch in zip(range(steps), batches, strict=False):
+        loss = 0.0
+        for number, worker in enumerate(everyone):
+            own = own_part(batch, workers, number)
+            loss += worker.backward(own, len(own) * workers / len(batch)) / workers
+        if step < sync.start:
+            mean = sum(w.gradients for w in everyone) / workers
+            for worker in everyone:
+                worker.gradients[...] = mean
+        squares = [worker.update(step) ** 2 for worker in everyone]
+        averaging.after(step)
+        curve.append((loss, np.sqrt(np.mean(squares))))
+    weights = [whole(MPI.COMM_SELF, worker.trainer) for worker in everyone]
+    for worker in everyone:
+        worker.trainer.close()
     mean = {name: np.mean([w[name] for w in weights], axis=0) for name in weights[0]}
     return np.array(curve), weights, mean
 
@@ -231,6 +229,11 @@ def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
         equal(whole(comm, trainer), together)
 
 
+def numbers(step):
+    sync = step.sync
+    return step.step, sync.exchanges, sync.since, step.loss, step.grad_norm, sync.drift
+
+
 @pytest.mark.parametrize(
     ("kind", "agree"),
     [
@@ -266,12 +269,7 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(
     assert len(met) == -(-(len(others) - 8) // agree)
     steps = read_records(folder / "stopped" / "metrics.jsonl").of(Step)
     for one, other in zip(steps, others, strict=True):
-        assert (one.step, one.sync.exchanges, one.sync.since) == (
-            other.step, other.sync.exchanges, other.sync.since,
-        )  # fmt: skip
-        assert (one.loss, one.grad_norm, one.sync.drift) == pytest.approx(
-            (other.loss, other.grad_norm, other.sync.drift), rel=1e-12
-        )
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-12)
     assert RANKS == 1 or one.sync.drift > 0
 
 
@@ -287,9 +285,9 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
         trainer.parts.drain()
         expected = whole(comm, trainer)
     for other in (config, replace(config, sync=Sync())):
-        with Communicator(MPI.COMM_SELF) as one, start(one, other) as trainer:
+        with start(MPI.COMM_SELF, other) as trainer:
             assert resume(trainer.parts).step == 5
-            equal(whole(one, trainer), expected)
+            equal(whole(MPI.COMM_SELF, trainer), expected)
             np.testing.assert_allclose(trainer.parts.updater.slot("velocity"), velocity, rtol=1e-12)
             if other is config:
                 found = trainer.parts.strategy.shared.get("outer_velocity", ())
