@@ -1,8 +1,10 @@
 """``mpitrain.Trainer``: its settings, beginning, end and interruption."""
 
+import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,12 +14,17 @@ import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.config import Config, ConfigError, Data, Model
-from mpitrain.metrics.records import Step
+from mpitrain.data import DataError
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Epoch, Step, Summary
+from mpitrain.metrics.sinks import SINKS
 from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, SEVERAL, Whole, made, net
+from tests.mpi.mpitrain import fits
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, Whole, assert_equal, made, net
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -92,11 +99,11 @@ def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
 
 def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
     means = {"model": lambda: net(3), "loss": lambda y, t: (y.mean(1) - t[:, 0]).square().mean()}
-    for given, names in (({}, ["mae"]), (means, []), (SEVERAL, [])):
+    for given, names in (({}, ["mae"]), (means, []), (fits.SEVERAL, [])):
         with made(folder, comm, **given | {"metrics": None, "epochs": 1}) as trainer:
             assert list(trainer.fit()[-1].metrics) == names
     with pytest.raises(ConfigError, match="accuracy takes one output and one label, and there are"):
-        made(folder, comm, **SEVERAL | {"metrics": ["accuracy"]})
+        made(folder, comm, **fits.SEVERAL | {"metrics": ["accuracy"]})
 
 
 def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
@@ -198,3 +205,47 @@ def test_a_run_goes_on_with_its_cuts_in_other_words(folder):
         pytest.raises(CheckpointError, match=r"own.cuts was .*blocks.2.* is 'enter'; give cuts="),
     ):
         trainer.fit(resume=True)
+
+
+#: Nothing to test on.
+UNTESTED = {"test_data": None, "metrics": None}
+
+
+def test_it_trains_as_with_a_test(comm, folder):
+    with made(folder, parallel=PARALLEL, dir=str(folder / "tested")) as trainer:
+        trainer.fit()
+        expected = trainer.module
+    with made(folder, **UNTESTED, parallel=PARALLEL, steps=3, workers=1) as trainer:
+        assert trainer.fit() == []
+    with made(folder, **UNTESTED, parallel=PARALLEL) as trainer:
+        assert trainer.fit(resume=True) == []
+        assert_equal(trainer.module, expected)
+        with pytest.raises(DataError, match="nothing to test on"):
+            evaluate(trainer.parts, 0)
+    if comm.rank:
+        return
+    log = read_records(folder / "run" / "metrics.jsonl")
+    assert log.of(Epoch) == [] and isinstance(log.records[-1], Summary)
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] is None and not last["tested"] and last["metrics"] == {}
+    assert "without a test, after" in write_report(folder / "run").read_text()
+
+
+def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, folder, monkeypatch):
+    seen = {}
+    tracker = lambda folder, job, done: nullcontext(lambda *_: seen.update(job))  # noqa: E731
+    monkeypatch.setitem(SINKS, "csv", tracker)
+    given = dict(train_data=fits.Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
+    own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01), records=["csv"])
+    with made(folder, **UNTESTED, **given, **own, epochs=1) as trainer:
+        assert trainer.parts.data.classes == 4  # of the model
+        assert trainer.fit() == []
+    if comm.rank:
+        return
+    told = read_records(folder / "run" / "metrics.jsonl").start().config
+    names = {"data": "Quadrants", "model": "Sequential", "optimizer": "Adam"}
+    assert names.items() <= told["own"].items()
+    assert names.items() <= {key[4:]: name for key, name in seen.items()}.items()
+    assert (told["optim"]["lr"], told["loss"]["name"]) == (0.01, "cross_entropy")
+    defaults = {"name", "momentum", "beta1", "test_fraction", "kind", "channels"}
+    assert not any(defaults & told[table].keys() for table in ("optim", "data", "model"))

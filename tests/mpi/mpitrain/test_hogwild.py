@@ -57,8 +57,9 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
 def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     """Neighbouring numbers of different ranks, thousands of times at once, as if one by one."""
     size, pushes = 101, 2000
-    window, flat = shared(comm, size, dtype)
-    rank_of = np.arange(size) % RANKS
+    window = MPI.Win.Allocate_shared(8 * size if comm.rank == 0 else 0, 1, comm=comm)
+    flat, rank_of = np.frombuffer(window.Shared_query(0)[0], dtype)[:size], np.arange(size) % RANKS
+    flat[rank_of == comm.rank] = 0
     link, own = Unlocked(flat), np.where(rank_of == comm.rank, 1.0 + comm.rank, 0.0).astype(dtype)
     comm.Barrier()
     for clock in range(pushes):
@@ -69,18 +70,6 @@ def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     comm.Barrier()
     window.Free()
     np.testing.assert_array_equal(found, -0.25 * (1.0 + rank_of) * pushes)
-
-
-def shared(comm, size, dtype):
-    """A window, and the array in it that all ranks address."""
-    nbytes = size * np.dtype(dtype).itemsize
-    window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
-    memory, _ = window.Shared_query(0)
-    flat = np.frombuffer(memory, np.uint8)[:nbytes].view(dtype)
-    if comm.rank == 0:
-        flat[...] = 0
-    comm.Barrier()
-    return window, flat
 
 
 @quick
