@@ -14,7 +14,7 @@ from tests.cases import each_check, mostly_slow
 from tests.gpu import modules
 from tests.gpu.jobs import everybody
 from tests.gpu.modules import Samples, module, run
-from tests.mpi.mpitrain.fits import RANKS, SEVERAL, Sentences
+from tests.mpi.mpitrain.fits import RANKS, SEVERAL
 from tests.zoo.parts import Of
 
 pytestmark = pytest.mark.at_most(5)
@@ -57,8 +57,7 @@ def averaging():
 
 
 #: Samples, labels and outputs of several parts.
-PARTS = SEVERAL | {"train_data": Sentences(48, 1), "test_data": Sentences(48, 1)}
-PARTS["micro_batches"] = 2
+PARTS = SEVERAL | {"micro_batches": 2}
 JOBS = {
     "bfloat16": {"run": {"compute": "bfloat16"}},
     "labels": {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},

@@ -29,16 +29,12 @@ def test_the_bits_are_the_same_with_and_without_prefetching(comm, model, keys, c
 @pytest.mark.parametrize("compute", ["same", "float16"])
 @pytest.mark.parametrize(("prefetch", "most"), [(False, 1), (True, 2)])
 def test_two_layers_are_whole_at_most(comm, monkeypatch, prefetch, most, compute):
-    alive, seen, gather = weakref.WeakSet(), [], ShardedParameters._gather
-
-    class Flat:
-        """Stands for an array, which a set cannot hold."""
+    alive, seen, gather = [], [], ShardedParameters._gather
 
     def gathered(self, bucket, number, **named):
         flat, plan = gather(self, bucket, number, **named)
-        token = Flat()
-        alive.add(token)
-        weakref.finalize(flat, lambda token: None, token)  # dies with the array
+        alive.append(number)
+        weakref.finalize(flat, alive.pop)
         seen.append(len(alive))
         return flat, plan
 
