@@ -8,7 +8,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 import mpitrain
-from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, ConfigError, Data, Federated, Model, Optim, Run, Train
@@ -333,7 +332,7 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
             np.testing.assert_array_equal(one, state["average"])
     # Another number of ranks goes on from the same checkpoint.
     other = MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank)
-    with Communicator(other) as some, mpitrain.Trainer(some, config) as trainer:
+    with mpitrain.Trainer(other, config) as trainer:
         assert resume(trainer.parts).step == 6
         np.testing.assert_array_equal(found, trainer.parts.store.parameters)
     comm.barrier()

@@ -113,11 +113,10 @@ ASYNCHRONOUS = {
     "push 4": dict(bound="none", push=4),
     "groups": dict(bound=1, groups=max(1, (RANKS - 1) // 2)),
 }
-SOME = mostly_slow(ASYNCHRONOUS, ("predict", "groups"))
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", mostly_slow(ASYNCHRONOUS, ("predict", "groups")))
 def test_no_gradient_is_of_older_parameters_than_the_bound_allows(comm, folder, servers, kind):
     own = dict(ranks=servers, **ASYNCHRONOUS[kind])
     if own.get("groups", 0) > RANKS - servers:

@@ -185,9 +185,6 @@ def test_workers_with_samples_of_their_own_are_processes_with_these(comm):
     expect_processes(comm, config, sampler)
 
 
-FEW = ["delayed", *(slow_case(k) for k in ("local", "diloco"))]
-
-
 @pytest.mark.parametrize("name", ["lamb", slow_case("adam")])
 @pytest.mark.parametrize("kind", ["local", slow_case("delayed")])
 def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
@@ -274,7 +271,7 @@ def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", mostly_slow(["delayed", "local", "diloco"], ["delayed"]))
 def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, kind):
     config = in_folder(replace(mlp("float64"), sync=KINDS[kind]), folder)
     with start(comm, config) as trainer:

@@ -122,10 +122,6 @@ class Physics(torch.nn.Module):
         return {"u": (u, None), "slope": slope}
 
 
-def double_physics():
-    return Physics().double()
-
-
 def physics(outputs, y):
     u, nothing = outputs["u"]
     assert nothing is None
@@ -133,7 +129,7 @@ def physics(outputs, y):
 
 
 def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
-    make, by, metrics = double_physics, OPTIMIZERS["SGD"], {"own": physics}
+    make, by, metrics = lambda: Physics().double(), OPTIMIZERS["SGD"], {"own": physics}
     with made(folder, model=make, optimizer=by, loss=physics, metrics=metrics) as trainer:
         trainer.fit()
         found = trainer.module.state_dict()
