@@ -42,10 +42,7 @@ def test_ranks_read_their_own_samples_and_what_is_frozen_stays(folder):
 
 
 class Woven(Whole):
-    """Stages share weights of several blocks, which come in another order on the last stage.
-
-    One dropout is called on all of them.
-    """
+    """Stages share a dropout, and weights of blocks, in another order on the last stage."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +52,7 @@ class Woven(Whole):
             self.blocks[one].norm.weight = self.blocks[other].norm.weight
 
     def forward(self, x):
-        x = self.enter(x)
+        x = self.enter(x) * self.gain
         for block in self.blocks:
             x = self.drop(block(x))
         return self.leave(self.drop(x) * self.gain)
