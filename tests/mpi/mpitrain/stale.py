@@ -95,17 +95,14 @@ class Simulation:
         if self.policy not in ("spectrain", "linear"):
             return latest
         ahead = self.before(stage, micro_batch) - at
-        moved = {}
-        for name, layer in latest.items():
-            moved[name] = {}
-            for key, value in layer.items():
-                if self.policy == "spectrain":
-                    motion = -self.rate(stage, lr) * self.history[stage][at][name][key]
-                else:
-                    before = self.weights[stage][max(at - 1, 0)][name][key]
-                    motion = value - before
-                moved[name][key] = value + ahead * motion
-        return moved
+
+        def moved(name, key, value):
+            motion = value - self.weights[stage][max(at - 1, 0)][name][key]
+            if self.policy == "spectrain":
+                motion = -self.rate(stage, lr) * self.history[stage][at][name][key]
+            return value + ahead * motion
+
+        return {n: {k: moved(n, k, v) for k, v in layer.items()} for n, layer in latest.items()}
 
     def run(self, batches, lr, first):
         """Losses of the batches from step ``first`` on; the pipeline drains after them."""

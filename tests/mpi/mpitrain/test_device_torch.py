@@ -110,3 +110,5 @@ def deaf():
 def test_what_the_cpu_alone_does_is_refused():
     with pytest.raises(ConfigError, match="the loss does not follow from its input, so that the"):
         run("cuda", test_data=None, metrics=None, model=deaf)
+    with pytest.raises(ConfigError, match="a codec needs arrays in the host's memory"):
+        run("cuda", compress={"codec": "int8"})

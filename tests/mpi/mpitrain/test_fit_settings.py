@@ -207,7 +207,6 @@ def test_a_run_goes_on_with_its_cuts_in_other_words(folder):
         trainer.fit(resume=True)
 
 
-#: Nothing to test on.
 UNTESTED = {"test_data": None, "metrics": None}
 
 

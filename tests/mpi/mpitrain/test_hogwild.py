@@ -15,10 +15,9 @@ from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import RANKS, close, equal, to_the_end, whole
-from tests.mpi.mpitrain.test_server import delays, without
+from tests.mpi.mpitrain.test_server import delays, quick, slow, without
 
 pytestmark = pytest.mark.at_most(5)
-quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 
 def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):

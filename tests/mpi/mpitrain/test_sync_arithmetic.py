@@ -223,8 +223,7 @@ class Late(Summation):
     """A link on which what was sent in a step is seen ``delay`` steps later, and not before."""
 
     def __init__(self, delay):
-        self.delay, self.step = delay, 0
-        self.waits = []  # for sums that were not to be seen yet
+        self.delay, self.step, self.waits = delay, 0, []  # for sums not to be seen yet
 
     def bind(self, summand):
         return LateSum(self, Dense("ring").bind(summand))

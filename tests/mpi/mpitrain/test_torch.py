@@ -52,12 +52,9 @@ def tables(value):
     return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
 
-PIPE, RECOMPUTE = dict(pipe=RANKS), dict(recompute=True)
-
-
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize(
-    "parallel", [PIPE, *(slow_case(how) for how in (RECOMPUTE, dict(zero=3)))], ids=str
+    "parallel", [{"pipe": RANKS}, slow_case({"recompute": True}), slow_case({"zero": 3})], ids=str
 )
 def test_layers_of_torch_within_others(comm, parallel):
     """In a chain and a residual, beside layers that are not torch's, they are torch's as well."""
