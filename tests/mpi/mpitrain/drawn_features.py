@@ -3,31 +3,24 @@
 from random import Random
 
 from tests.mpi.mpitrain import test_collate, test_counted, test_unused
-from tests.mpi.mpitrain.fits import CUTS, OPTIMIZERS, SEVERAL, Sentences, Waves, Whole, net, regular
+from tests.mpi.mpitrain.fits import OPTIMIZERS, SEVERAL, WHOLE, Turns, Waves, net, regular
 from tests.mpi.mpitrain.test_random import KINDS, around
-from tests.mpi.mpitrain.test_streams import Turns
 from tests.zoo.parts import Of
+from tests.zoo.programs import SCHEDULES
 
 import torch  # isort: skip
 from torch.optim import lr_scheduler  # isort: skip
 
-BATCH, SEVERAL_DATA = 12, {"train_data": Sentences(50, 1), "test_data": Sentences(30, 2)}
-STEPS = 10  # of two epochs
-
-
-def sequential(optimizer):
-    up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
-    down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
-    return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
+BATCH, STEPS = 12, 10  # of two epochs
 
 
 #: Of groups of parameters; a factor begins at 0.
 BY_GROUPS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, *[lambda s: 0.9**s] * 2]),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "StepLR": SCHEDULES["steps"],
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3, 1e-4], total_steps=STEPS),
-    "SequentialLR": sequential,
+    "SequentialLR": SCHEDULES["two"],
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=0),
     "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2),
 }
@@ -82,8 +75,8 @@ def model(rng: Random) -> tuple[dict[str, object], int, bool]:
         [
             ({"model": net}, 5, False),
             ({"model": regular}, 6, True),
-            ({"model": Whole, "cuts": CUTS}, 4, False),
-            (SEVERAL | SEVERAL_DATA, 4, False),
+            (WHOLE, 4, False),
+            (SEVERAL, 4, False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
             ({"model": lambda: around(*kinds)}, 2 + len(kinds), False),
             ({"model": before_others(lambda: of_rows(torch.nn.Identity()))}, 5, False),

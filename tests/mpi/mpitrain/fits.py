@@ -31,6 +31,22 @@ class Waves(torch.utils.data.Dataset):
         return x, (torch.sin(x[0]) * x[1] + x[2] * x[3] + self.jitter * noise)[None]
 
 
+class Turns(torch.utils.data.IterableDataset):
+    """The same, to be read in turn; at ``wrong`` is the rank and number of what cannot be."""
+
+    def __init__(self, samples, seed, wrong=(-1, -1)):
+        self.waves, self.wrong = Waves(samples, seed), wrong
+
+    def __len__(self):
+        return len(self.waves)
+
+    def __iter__(self):
+        for number in range(len(self)):
+            if (MPI.COMM_WORLD.rank, number) == self.wrong:
+                raise OSError("the line is cut")
+            yield self.waves[number]
+
+
 class Quadrants(Waves):
     """In which quadrant the first two lie."""
 
@@ -82,7 +98,7 @@ class Whole(torch.nn.Module):
         return self.leave(x * self.gain)
 
 
-CUTS = ["enter", "blocks.0", "blocks.1"]
+WHOLE = {"model": Whole, "cuts": ["enter", "blocks.0", "blocks.1"]}
 
 
 def made(folder, comm=None, **changed):
@@ -129,13 +145,18 @@ def assert_interrupted_alike(folder, changed, later):
     with made(folder, **changed) as trainer:
         rest = trainer.fit(resume=True)
     assert rest[-1] == whole[-1]
-    for name, value in trainer.module.state_dict().items():
-        assert torch.equal(value, module.state_dict()[name]), name
+    assert_equal(trainer.module, module)
 
 
-def assert_alike(module, other):
+def assert_equal(module, other):
+    """Bit by bit, running values and all."""
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+def assert_alike(module, other, rtol=1e-6, atol=1e-7):
     for found, wanted in zip(module.parameters(), other.parameters(), strict=True):
-        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=rtol, atol=atol)
 
 
 def in_groups(parameters):
@@ -202,6 +223,8 @@ def of_both(outputs, labels):
 
 SEVERAL = {
     "model": Reader,
+    "train_data": Sentences(50, 1),
+    "test_data": Sentences(30, 2),
     "loss": of_both,
     "cuts": ["of_x", "drop", "mix"],
     "metrics": {"hits": lambda y, t: (y["first"].argmax(1) == t[1]).double().mean()},

@@ -6,7 +6,6 @@ from math import ceil, lcm
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Parallel
@@ -34,19 +33,18 @@ class Simulation:
         self.parts = self.accumulate * lcm(*replicas)
         self.config = config
         stages = self.stages
-        with Communicator(MPI.COMM_SELF) as one:
-            plain = replace(config, parallel=Parallel())
-            with start(one, plain, objects=UserObjects(layers=layers)) as trainer:
-                self.model, self.sampler = trainer.parts.model, trainer.parts.sampler
-                self.data = trainer.parts.data
-                if resumed:
-                    resume(trainer.parts)
-                (piece,), (state,) = trainer.parts.store.pieces, trainer.parts.updater.state
-                weights, speed = (
-                    {one.name: flat[one.start : one.stop].reshape(one.shape).copy()
-                     for one in trainer.parts.arena.tensors}
-                    for flat in (piece.parameters, state["velocity"])
-                )  # fmt: skip
+        plain = replace(config, parallel=Parallel())
+        with start(MPI.COMM_SELF, plain, objects=UserObjects(layers=layers)) as trainer:
+            self.model, self.sampler = trainer.parts.model, trainer.parts.sampler
+            self.data = trainer.parts.data
+            if resumed:
+                resume(trainer.parts)
+            (piece,), (state,) = trainer.parts.store.pieces, trainer.parts.updater.state
+            weights, speed = (
+                {one.name: flat[one.start : one.stop].reshape(one.shape).copy()
+                 for one in trainer.parts.arena.tensors}
+                for flat in (piece.parameters, state["velocity"])
+            )  # fmt: skip
         names = list(self.model.layers)
         wanted = config.parallel.partition
         bounds = [len(names) * s // stages for s in range(stages + 1)]
@@ -97,17 +95,14 @@ class Simulation:
         if self.policy not in ("spectrain", "linear"):
             return latest
         ahead = self.before(stage, micro_batch) - at
-        moved = {}
-        for name, layer in latest.items():
-            moved[name] = {}
-            for key, value in layer.items():
-                if self.policy == "spectrain":
-                    motion = -self.rate(stage, lr) * self.history[stage][at][name][key]
-                else:
-                    before = self.weights[stage][max(at - 1, 0)][name][key]
-                    motion = value - before
-                moved[name][key] = value + ahead * motion
-        return moved
+
+        def moved(name, key, value):
+            motion = value - self.weights[stage][max(at - 1, 0)][name][key]
+            if self.policy == "spectrain":
+                motion = -self.rate(stage, lr) * self.history[stage][at][name][key]
+            return value + ahead * motion
+
+        return {n: {k: moved(n, k, v) for k, v in layer.items()} for n, layer in latest.items()}
 
     def run(self, batches, lr, first):
         """Losses of the batches from step ``first`` on; the pipeline drains after them."""

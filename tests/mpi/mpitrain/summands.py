@@ -3,12 +3,10 @@
 from itertools import pairwise
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.summation import Summand
-
-RANKS = MPI.COMM_WORLD.size
+from tests.mpi.mpitrain.layouts import RANKS
 
 
 def summand(comm, own, shapes, total=None, counts=None):

@@ -14,11 +14,10 @@ from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.start import start
 from tests.adasum import adasum
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import close, curve, job, whole
+from tests.mpi.mpitrain.layouts import RANKS, close, curve, job, whole
 from tests.mpi.mpitrain.summands import shards, summand
-from tests.mpi.mpitrain.test_sync import Alone, own_part
+from tests.mpi.mpitrain.test_sync import simulated
 
-RANKS = MPI.COMM_WORLD.size
 SHAPES = {
     "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
     "smaller than the ranks": [(1, 1)],
@@ -69,36 +68,20 @@ def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards
         plan.Free()
 
 
-def by_tensors(trainer, vectors):
-    """The Adasum of flat arrays, tensor by tensor."""
-    found = np.empty_like(vectors[0])
-    for tensor in trainer.parts.arena.tensors:
-        part = slice(tensor.start, tensor.stop)
-        found[part] = adasum([vector[part] for vector in vectors])
-    return found
+class Ways:
+    """Adds the Adasum of the workers' ways, tensor by tensor, to where all of them began."""
 
+    def __init__(self, sync, tensors, weights):
+        self.sync, self.weights, self.anchor = sync, weights, weights[0].copy()
+        self.parts = [slice(tensor.start, tensor.stop) for tensor in tensors]
 
-def simulated(config, steps):
-    """The weights after some steps of workers in processes of their own, with plain descent."""
-    sync = config.sync
-    period = sync.period if sync.kind == "local" else 1
-    with Communicator(MPI.COMM_SELF) as one:
-        everyone = [Alone(one, config) for _ in range(RANKS)]
-        trainer, rate = everyone[0].trainer, config.optim.lr
-        anchor = everyone[0].weights.copy()
-        for step, batch in zip(range(steps), trainer.parts.sampler.batches(0), strict=False):
-            for number, worker in enumerate(everyone):
-                own = own_part(batch, RANKS, number)
-                worker.backward(own, len(own) * RANKS / len(batch))
-                worker.weights -= rate * worker.gradients
-            if step < sync.start or (step + 1 - sync.start) % period == 0:
-                anchor -= by_tensors(trainer, [anchor - worker.weights for worker in everyone])
-                for worker in everyone:
-                    worker.weights[...] = anchor
-        weights = whole(one, trainer)
-        for worker in everyone:
-            worker.trainer.close()
-    return weights
+    def after(self, step):
+        period = self.sync.period if self.sync.kind == "local" else 1
+        if step < self.sync.start or (step + 1 - self.sync.start) % period == 0:
+            for part in self.parts:
+                self.anchor[part] -= adasum([(self.anchor - w)[part] for w in self.weights])
+            for w in self.weights:
+                w[...] = self.anchor
 
 
 @pytest.mark.parametrize(
@@ -120,17 +103,16 @@ def test_workers_train_as_it_says(comm, sync, layout):
         trainer.parts.drain()
         found = whole(comm, trainer)
         assert trainer.parts.store.algorithm == "adasum" or RANKS == 1
-    close(found, simulated(config, 4), rtol=1e-11, atol=1e-13)
+    ways = lambda _, weights: Ways(sync, trainer.parts.arena.tensors, weights)  # noqa: E731
+    plain = replace(config, sync=Sync())
+    _, _, expected = simulated(plain, RANKS, 4, averaging=ways)
+    close(found, expected, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.skipif(RANKS > 3, reason="three layers")
 def test_one_replica_is_dense_and_stages_are_those_of_workers(comm):
     """A tensor is on one stage: a pipeline of all ranks has one worker, and nothing to combine."""
-    stages = min(RANKS, 3)
-    comm = comm.Split(0 if comm.rank < stages else MPI.UNDEFINED)
-    if comm == MPI.COMM_NULL:
-        return
-    with Communicator(comm) as own:
-        dense = job("mlp", pipe=stages, micro_batches=2 * stages)
-        expected, _ = curve(own, dense, steps=3)
-        found, _ = curve(own, replace(dense, sync=Sync(combine="adasum")), steps=3)
-        np.testing.assert_array_equal(found, expected)
+    dense = job("mlp", pipe=RANKS, micro_batches=2 * RANKS)
+    expected, _ = curve(comm, dense, steps=3)
+    found, _ = curve(comm, replace(dense, sync=Sync(combine="adasum")), steps=3)
+    np.testing.assert_array_equal(found, expected)

@@ -5,19 +5,18 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.checkpoint.export import find
+from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.start import start
 from mpitrain.training.evaluation import averaged, evaluate
-from tests.mpi.mpitrain.layouts import changed, equal, few, job, keep, layouts, mlp, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, few, job, keep, layouts, mlp, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 KEPT = 0.6
 
 
@@ -61,6 +60,8 @@ def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
     checkpoint, _ = find(folder)
     equal(values, expected_values)
     equal({name: checkpoint.value(name) for name in expected}, expected)
+    with pytest.raises(CheckpointError, match="has no parameters of nobody"):
+        checkpoint.tensor("parameters", "nobody")
 
 
 @pytest.mark.quick_on(2)

@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.metrics.reader import read_records
@@ -17,11 +16,10 @@ from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import StopsAfter, equal, in_folder, job, layouts, whole
+from tests.mpi.mpitrain.layouts import RANKS, StopsAfter, equal, in_folder, job, layouts, whole
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.
 SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
 BEST, END = 4, 10
@@ -186,14 +184,13 @@ def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
         if any(path.name.startswith("best-") for path in paths):
             raise Killed
 
-    folder = folder / str(comm.rank)
-    with Communicator(MPI.COMM_SELF) as one:  # rank 0 alone removes, and tells the others nothing
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Writer, "_remove", killed)
-            run(one, scored(folder))
-        assert {"best-00000002", f"best-{BEST:08d}"} <= set(names(folder))
-        broken = folder / "checkpoints/.best-00000099.unfinished"
-        broken.mkdir()
-        (broken / "rank-00000.safetensors").write_bytes(b"half of it")
-        run(one, scored(folder), go_on=True)
+    folder = folder / str(comm.rank)  # rank 0 alone removes, and tells the others nothing
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Writer, "_remove", killed)
+        run(MPI.COMM_SELF, scored(folder))
+    assert {"best-00000002", f"best-{BEST:08d}"} <= set(names(folder))
+    broken = folder / "checkpoints/.best-00000099.unfinished"
+    broken.mkdir()
+    (broken / "rank-00000.safetensors").write_bytes(b"half of it")
+    run(MPI.COMM_SELF, scored(folder), go_on=True)
     assert names(folder) == [f"best-{BEST:08d}", f"step-{BEST:08d}", f"step-{END:08d}"]

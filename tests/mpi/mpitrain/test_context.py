@@ -2,17 +2,15 @@
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain import nn
 from mpitrain.group import TensorGroup
 from mpitrain.nn import ring_attention
 from mpitrain.nn.context import Context
 from mpitrain.nn.positions import Positions
+from tests.mpi.mpitrain.layouts import RANKS
 
 pytestmark = pytest.mark.mpi(min_size=2)
-
-RANKS = MPI.COMM_WORLD.size
 
 
 def cut(comm, length, way, tile=3, **more):

@@ -5,18 +5,16 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.metrics.records import Skipped, Step
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.fits import PARALLEL, net, tensors, torch
+from tests.mpi.mpitrain import fits
+from tests.mpi.mpitrain.fits import PARALLEL, RANKS, net, tensors, torch
 
 F = torch.nn.functional
-RANKS = MPI.COMM_WORLD.size
 WEIGHT = torch.tensor([1.0, 0.5, 4.0, 0.1], dtype=torch.float64)
 
 
@@ -73,13 +71,11 @@ def classifier():
     return net(4).double()
 
 
-def made(folder, loss, comm=None, data=None, **changed):
-    given = {
-        "model": classifier, "train_data": data or Drawn(1, masked=loss is masked),
-        "loss": loss, "optimizer": sgd, "batch_size": 12, "epochs": 2, "seed": 7,
-        "dtype": "float64", "shadow": 0, "dir": str(folder / "run"),
-    }  # fmt: skip
-    return mpitrain.Trainer(comm, **given | changed)
+def made(folder, loss, data=None, **changed):
+    data = data or Drawn(1, masked=loss is masked)
+    given = {"model": classifier, "train_data": data, "loss": loss, "optimizer": sgd}
+    given |= {"batch_size": 12, "test_data": None, "metrics": None}
+    return fits.made(folder, **given | changed)
 
 
 def steps_of(trainer):

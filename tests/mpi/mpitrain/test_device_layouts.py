@@ -18,12 +18,11 @@ from mpitrain.training.parts import UserObjects
 from tests.cases import each_check, mostly_slow
 from tests.gpu import overlap, trainer
 from tests.gpu.jobs import small, trained, trainer_on
-from tests.mpi.mpitrain.layouts import job, layouts
+from tests.mpi.mpitrain.layouts import RANKS, job, layouts
 from tests.queued_cupy.counts import counts
 
 pytestmark = [pytest.mark.at_most(5), pytest.mark.usefixtures("cupy")]
 
-RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;
 #: and NumPy adds up the strided views of a ResNet in the order of memory, kernels row by row.
 SAME_ORDER = RANKS < 3

@@ -3,12 +3,11 @@
 from random import Random
 
 import pytest
-import torch
 
 from mpitrain.config import ConfigError
 from tests.cases import mostly_slow
 from tests.mpi.mpitrain.drawn_features import job, layout
-from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, made
+from tests.mpi.mpitrain.fits import RANKS, assert_as_alone, assert_equal, made
 
 pytestmark = pytest.mark.at_most(5)
 QUICK, ALL = (1, 2), 60
@@ -42,8 +41,7 @@ def test_a_drawn_program_trains_and_goes_on_as_in_one_process(folder, alone, see
     if rng.random() < 0.5:
         with made(folder, **given, **keys) as rest:
             assert rest.fit(resume=True)[-1] == tests[-1]
-        for name, value in rest.module.state_dict().items():
-            assert torch.equal(value, trainer.module.state_dict()[name]), name
+        assert_equal(rest.module, trainer.module)
     else:
         rest, _ = in_a_layout(rng, of, folder, **given)
         with rest:

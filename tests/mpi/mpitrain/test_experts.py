@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain import nn
@@ -10,10 +9,9 @@ from mpitrain.config import ConfigError, Loss, Optim, Parallel, Sync
 from mpitrain.group import TensorGroup
 from mpitrain.start import start
 from tests.gpu.jobs import trained
-from tests.mpi.mpitrain.layouts import alone, curve, equal, job
+from tests.mpi.mpitrain.layouts import RANKS, alone, curve, equal, job
 from tests.mpi.mpitrain.test_layouts import same
 
-RANKS = MPI.COMM_WORLD.size
 #: More rows than experts take, experts that groups cannot share evenly, both losses.
 MIXTURE = dict(layers=2, experts=5, top=2, capacity=1.0, balance=0.1, router_z=0.01)
 

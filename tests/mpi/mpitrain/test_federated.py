@@ -8,7 +8,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 import mpitrain
-from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, ConfigError, Data, Federated, Model, Optim, Run, Train
@@ -22,10 +21,9 @@ from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import changed, in_folder
+from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder
 
 pytestmark = pytest.mark.at_most(5)
-RANKS = MPI.COMM_WORLD.size
 
 
 def job(dtype="float32", schedule="constant", **own):
@@ -55,8 +53,7 @@ def alone(comm, config, count=None, **given):
     """The same on one rank, told to all."""
     found = None
     if comm.rank == 0:
-        with Communicator(MPI.COMM_SELF) as one:
-            found = rounds(one, config, count, **given)
+        found = rounds(MPI.COMM_SELF, config, count, **given)
     return comm.bcast(found)
 
 
@@ -335,7 +332,7 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
             np.testing.assert_array_equal(one, state["average"])
     # Another number of ranks goes on from the same checkpoint.
     other = MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank)
-    with Communicator(other) as some, mpitrain.Trainer(some, config) as trainer:
+    with mpitrain.Trainer(other, config) as trainer:
         assert resume(trainer.parts).step == 6
         np.testing.assert_array_equal(found, trainer.parts.store.parameters)
     comm.barrier()

@@ -4,7 +4,7 @@ import pytest
 
 from mpitrain.config import Config, Optim
 from tests.cases import slow_case
-from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, made, torch, torchs_own
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, assert_alike, made, sgd, torch, torchs_own
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -54,16 +54,14 @@ def test_a_schedule_of_ones_own_is_torchs(comm, folder):
         trainer.fit()
     with made(folder, **changed, parallel=PARALLEL) as trainer:
         trainer.fit(resume=True)
-    factory = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
     later = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step))  # noqa: E731
-    assert_alike(trainer.module, torchs_own(trainer, factory, later)[0])
+    assert_alike(trainer.module, torchs_own(trainer, sgd, later)[0])
 
 
 @pytest.mark.parametrize(
     "asked",
     [
         {"lr": 0.5},
-        {"optim": {"lr": 0.5}},
         {"config": Config(optim=Optim(lr=0.5))},
         {"optim": {"lr": 0.125}, "reference_batch": 6},
     ],

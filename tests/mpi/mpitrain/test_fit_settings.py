@@ -1,8 +1,10 @@
 """``mpitrain.Trainer``: its settings, beginning, end and interruption."""
 
-import csv
+import json
+import math
 import os
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,13 +13,18 @@ import torch
 import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint.manifest import CheckpointError
-from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
-from mpitrain.metrics.records import Step
+from mpitrain.config import Config, ConfigError, Data, Model
+from mpitrain.data import DataError
+from mpitrain.metrics.reader import read_records
+from mpitrain.metrics.records import Epoch, Step, Summary
+from mpitrain.metrics.sinks import SINKS
 from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.report import write_report
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.loop import Batch
-from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, SEVERAL, Sentences, Whole, made, net
+from tests.mpi.mpitrain import fits
+from tests.mpi.mpitrain.fits import OPTIMIZERS, PARALLEL, Whole, assert_equal, made, net
 
 pytestmark = pytest.mark.at_most(5)
 
@@ -91,26 +98,12 @@ def test_values_that_are_set_too_late_are_not_lost(comm, folder, way):
 
 
 def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
-    with made(folder, comm, metrics=None, epochs=1) as trainer:
-        assert list(trainer.fit()[-1].metrics) == ["mae"]
-    means = lambda y, t: (y.mean(1, keepdim=True) - t).square().mean()  # noqa: E731
-    with made(folder, comm, metrics=None, epochs=1, model=lambda: net(3), loss=means) as trainer:
-        assert not trainer.fit()[-1].metrics
-    both = {"train_data": Sentences(48, 1), "test_data": Sentences(30, 2)}
-    several = SEVERAL | both | {"epochs": 1}
-    with made(folder, comm, **several | {"metrics": None}) as trainer:
-        assert not trainer.fit()[-1].metrics
+    means = {"model": lambda: net(3), "loss": lambda y, t: (y.mean(1) - t[:, 0]).square().mean()}
+    for given, names in (({}, ["mae"]), (means, []), (fits.SEVERAL, [])):
+        with made(folder, comm, **given | {"metrics": None, "epochs": 1}) as trainer:
+            assert list(trainer.fit()[-1].metrics) == names
     with pytest.raises(ConfigError, match="accuracy takes one output and one label, and there are"):
-        made(folder, comm, **several | {"metrics": ["accuracy"]})
-
-
-def test_tables_are_settings_too(comm, folder):
-    tables = {"model": {"kind": "mlp", "hidden": [8]}, "evaluate": {"every": 2}}
-    tables["loss"] = {"name": "cross_entropy", "smoothing": 0.1}
-    with mpitrain.Trainer(comm, **tables, metrics=["top3"], dir=str(folder / "run")) as trainer:
-        job = trainer.config
-    assert (job.model.kind, job.loss.smoothing) == ("mlp", 0.1)
-    assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
+        made(folder, comm, **fits.SEVERAL | {"metrics": ["accuracy"]})
 
 
 def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
@@ -121,39 +114,15 @@ def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
         assert (job.train.batch_size, job.run.dtype, job.run.device) == (24, "float64", "cpu")
 
 
-def test_a_schedule_by_its_name_and_records_in_a_csv(comm, folder):
-    """The rates of an optimiser of torch are those of transformers, and end with the run."""
-    transformers = pytest.importorskip("transformers")
-    given = {"schedule": "cosine", "warmup_steps": 2, "steps": 7, "records": ["csv"]}
-    given, found = given | {"optimizer": OPTIMIZERS["AdamW"], "parallel": PARALLEL}, []
+def test_a_schedule_by_its_name(comm, folder):
+    """Of an optimiser of torch; it ends with the run."""
+    given, found = {"schedule": "cosine", "warmup_steps": 2, "steps": 7}, []
+    given |= {"optimizer": OPTIMIZERS["AdamW"], "parallel": PARALLEL}
     with made(folder, comm, **given) as trainer:
         trainer.fit(on_record=lambda one: isinstance(one, Step) and found.append(one))
-    like = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-3)
-    schedule = transformers.get_cosine_schedule_with_warmup(like, 2, 7)
-    for step in found:
-        assert step.lr == pytest.approx(like.param_groups[0]["lr"], rel=1e-12)
-        like.step(), schedule.step()
-    assert len(found) == 7 and found[-1].memory > 1e6
-    if comm.rank == 0:
-        with (folder / "run" / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        assert [float(row["lr"]) for row in rows if row["lr"]] == [step.lr for step in found]
-        assert float(rows[-1]["test_loss"]) > 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"weight_decay": 0.1}, "optim: weight_decay would have no effect on"),
-        ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
-        ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
-        ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),
-        ({"test_fraction": 0.5}, r"test_fraction: the data that the program brings \(Waves\)"),
-    ],
-)
-def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
-    with pytest.raises(ConfigError, match=message):
-        made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
+    falls = [(1 + math.cos(math.pi * (step - 2) / 5)) / 2 for step in range(2, 7)]
+    assert [step.lr / 3e-3 for step in found] == pytest.approx([0, 0.5, *falls])
+    assert found[-1].memory > 1e6
 
 
 def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):
@@ -172,16 +141,11 @@ def test_a_module_reads_text_that_a_job_names(comm, folder):
         return torch.nn.Sequential(torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16))
 
     given = {"model": model, "data": text, "optim": {"name": "adam", "lr": 0.05}}
+    given["loss"] = {"name": "cross_entropy", "smoothing": 0.1}
     with mpitrain.Trainer(comm, **given, batch_size=8, dir=str(folder / "run")) as trainer:
+        assert trainer.config.loss.smoothing == 0.1
         losses = [test.test_loss for test in trainer.fit()]
     assert losses[-1] < 0.8 * losses[0]
-
-
-@pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
-def test_what_a_job_names_of_ones_own_is_not_left_out(comm, folder, key):
-    job = Config(own=Own(**{key: "mine.py:name"}))
-    with pytest.raises(ConfigError, match=rf"own\.{key} = 'mine\.py:name': a job file that"):
-        mpitrain.Trainer(comm, job, dir=str(folder / "run"))
 
 
 def test_a_run_whose_parameters_are_frozen_now_is_not_resumed(comm, folder):
@@ -214,16 +178,8 @@ def test_ranks_may_say_the_same_in_other_words(comm, folder):
         assert trainer.config.own.loss == "NamedByItself"
 
 
-def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
+def test_signals_stop_it_beside_a_flag_of_the_programs_own(comm, folder):
     stop = StopFlag()
-    with made(folder, stop=stop) as trainer:
-        if comm.rank == comm.size - 1:
-            stop.reason = "asked by the program"
-        with pytest.raises(Stopped, match=r"step 1 of 10 \(asked by the program\)"):
-            trainer.fit()
-        stop.reason = ""
-    if comm.size > 1:
-        comm.Barrier()
 
     def kill(parts):
         if parts.steps_done == 2 and comm.rank == comm.size - 1:
@@ -249,3 +205,46 @@ def test_a_run_goes_on_with_its_cuts_in_other_words(folder):
         pytest.raises(CheckpointError, match=r"own.cuts was .*blocks.2.* is 'enter'; give cuts="),
     ):
         trainer.fit(resume=True)
+
+
+UNTESTED = {"test_data": None, "metrics": None}
+
+
+def test_it_trains_as_with_a_test(comm, folder):
+    with made(folder, parallel=PARALLEL, dir=str(folder / "tested")) as trainer:
+        trainer.fit()
+        expected = trainer.module
+    with made(folder, **UNTESTED, parallel=PARALLEL, steps=3, workers=1) as trainer:
+        assert trainer.fit() == []
+    with made(folder, **UNTESTED, parallel=PARALLEL) as trainer:
+        assert trainer.fit(resume=True) == []
+        assert_equal(trainer.module, expected)
+        with pytest.raises(DataError, match="nothing to test on"):
+            evaluate(trainer.parts, 0)
+    if comm.rank:
+        return
+    log = read_records(folder / "run" / "metrics.jsonl")
+    assert log.of(Epoch) == [] and isinstance(log.records[-1], Summary)
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] is None and not last["tested"] and last["metrics"] == {}
+    assert "without a test, after" in write_report(folder / "run").read_text()
+
+
+def test_records_name_the_programs_own_parts_and_none_of_the_defaults(comm, folder, monkeypatch):
+    seen = {}
+    tracker = lambda folder, job, done: nullcontext(lambda *_: seen.update(job))  # noqa: E731
+    monkeypatch.setitem(SINKS, "csv", tracker)
+    given = dict(train_data=fits.Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
+    own = dict(optimizer=lambda p: torch.optim.Adam(p, lr=0.01), records=["csv"])
+    with made(folder, **UNTESTED, **given, **own, epochs=1) as trainer:
+        assert trainer.parts.data.classes == 4  # of the model
+        assert trainer.fit() == []
+    if comm.rank:
+        return
+    told = read_records(folder / "run" / "metrics.jsonl").start().config
+    names = {"data": "Quadrants", "model": "Sequential", "optimizer": "Adam"}
+    assert names.items() <= told["own"].items()
+    assert names.items() <= {key[4:]: name for key, name in seen.items()}.items()
+    assert (told["optim"]["lr"], told["loss"]["name"]) == (0.01, "cross_entropy")
+    defaults = {"name", "momentum", "beta1", "test_fraction", "kind", "channels"}
+    assert not any(defaults & told[table].keys() for table in ("optim", "data", "model"))

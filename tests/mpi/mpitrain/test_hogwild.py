@@ -1,14 +1,10 @@
 """Hogwild: one copy in the node's memory, that all ranks update without locks."""
 
-import random
-import time
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
@@ -18,11 +14,10 @@ from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import close, equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, close, equal, to_the_end, whole
+from tests.mpi.mpitrain.test_server import delays, quick, slow, without
 
-RANKS = MPI.COMM_WORLD.size
 pytestmark = pytest.mark.at_most(5)
-quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 
 def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):
@@ -34,10 +29,6 @@ def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):
         train=Train(epochs=9, steps=steps, batch_size=48, micro_batches=micro_batches),
         server=Server(hogwild=hogwild, window=5),
     )
-
-
-def without(config):
-    return replace(config, server=Server())
 
 
 def trained(comm, config, **given):
@@ -53,9 +44,8 @@ def trained(comm, config, **given):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
     config = job(folder / str(comm.rank), dtype, hogwild=hogwild)
-    with Communicator(MPI.COMM_SELF) as one:
-        found, records = trained(one, config)
-        expected, theirs = trained(one, without(config))
+    found, records = trained(MPI.COMM_SELF, config)
+    expected, theirs = trained(MPI.COMM_SELF, without(config))
     equal(found, expected)
     assert [r.loss for r in records] == [r.loss for r in theirs]
     assert all(not record.served for record in records)
@@ -66,8 +56,9 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
 def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     """Neighbouring numbers of different ranks, thousands of times at once, as if one by one."""
     size, pushes = 101, 2000
-    window, flat = shared(comm, size, dtype)
-    rank_of = np.arange(size) % RANKS
+    window = MPI.Win.Allocate_shared(8 * size if comm.rank == 0 else 0, 1, comm=comm)
+    flat, rank_of = np.frombuffer(window.Shared_query(0)[0], dtype)[:size], np.arange(size) % RANKS
+    flat[rank_of == comm.rank] = 0
     link, own = Unlocked(flat), np.where(rank_of == comm.rank, 1.0 + comm.rank, 0.0).astype(dtype)
     comm.Barrier()
     for clock in range(pushes):
@@ -78,24 +69,6 @@ def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     comm.Barrier()
     window.Free()
     np.testing.assert_array_equal(found, -0.25 * (1.0 + rank_of) * pushes)
-
-
-def shared(comm, size, dtype):
-    """A window, and the array in it that all ranks address."""
-    nbytes = size * np.dtype(dtype).itemsize
-    window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
-    memory, _ = window.Shared_query(0)
-    flat = np.frombuffer(memory, np.uint8)[:nbytes].view(dtype)
-    if comm.rank == 0:
-        flat[...] = 0
-    comm.Barrier()
-    return window, flat
-
-
-def delays(comm):
-    """Before each step of each rank, a drawn one."""
-    rng = random.Random(comm.rank)
-    return lambda parts: time.sleep(rng.choice([0.0, 0.003]))
 
 
 @quick
@@ -111,9 +84,8 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     parallel = replace(config.parallel, algorithm="ring")
     config = replace(config, data=replace(config.data, rows=samples), parallel=parallel)
     objects = UserObjects(data=data)
-    found, records = trained(comm, config, objects=objects, before_step=delays(comm))
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config), objects=objects)
+    found, records = trained(comm, config, objects=objects, before_step=delays(comm, 7))
+    expected, theirs = trained(MPI.COMM_SELF, without(config), objects=objects)
     close(found, expected, rtol=0, atol=1e-13)
     curves = ([(r.loss, r.grad_norm) for r in some] for some in (records, theirs))
     np.testing.assert_allclose(*curves, rtol=1e-10)
@@ -127,9 +99,8 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
 def test_all_ranks_train_one_copy(comm, folder, hogwild):
     """To about where one process gets; no two runs are alike, bit by bit."""
     config = job(folder, steps=60, hogwild=hogwild)
-    found, records = trained(comm, config, before_step=delays(comm))
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, theirs = trained(one, without(config))
+    found, records = trained(comm, config, before_step=delays(comm, 7))
+    expected, theirs = trained(MPI.COMM_SELF, without(config))
     assert [record.step for record in records] == list(range(1, 61))
     close(found, expected, rtol=0, atol=0.2)
     last = [np.mean([r.loss for r in some[-10:]]) for some in (records, theirs)]

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Saved, Step, Summary
+from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import PARALLEL, assert_alike, loop, made, mse, net, torch, torchs_own
 from tests.zoo.parts import Of
 
@@ -74,29 +75,29 @@ def fitted(folder, **changed):
     return trainer, seen
 
 
-def test_rates_fall_where_tests_get_no_better_as_in_torch(folder):
-    trainer, seen = fitted(folder, schedule=plateau, parallel=PARALLEL)
-    module, rates, losses = followed(trainer, plateau)
-    assert len(set(rates)) > 2
+def near(y, t):
+    return ((y - t).abs() < 1).double().mean()
+
+
+def highest(optimizer):
+    return ReduceLROnPlateau(optimizer, mode="max", patience=0)
+
+
+BY_NEAR = {"watch": "near", "metrics": {"near": near}, "schedule_by": "epoch"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "watch", "how"), [(plateau, mse, {}), slow_case(highest, near, BY_NEAR)]
+)
+def test_rates_fall_where_tests_get_no_better_as_in_torch(folder, schedule, watch, how):
+    trainer, seen = fitted(folder, schedule=schedule, parallel=PARALLEL, **how)
+    module, rates, found = followed(trainer, schedule, watch)
+    assert len(set(rates)) > (1 if how else 2)
     np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
-    np.testing.assert_allclose([t.test_loss for t in seen.of(Epoch)], losses, rtol=1e-8)
+    told = [test.metrics["near"] if how else test.test_loss for test in seen.of(Epoch)]
+    np.testing.assert_allclose(told, found, rtol=1e-8)
     assert_alike(trainer.module, module)
-
-
-@pytest.mark.slow
-def test_by_a_metric_with_a_direction(folder):
-    def near(y, t):
-        return ((y - t).abs() < 1).double().mean()
-
-    def schedule(optimizer):
-        return ReduceLROnPlateau(optimizer, mode="max", patience=0)
-
-    asked = {"schedule": schedule, "metrics": {"near": near}, "schedule_by": "epoch"}
-    trainer, seen = fitted(folder, watch="near", **asked)
-    _, rates, _ = followed(trainer, schedule, near)
-    assert len(set(rates)) > 1
-    np.testing.assert_allclose(seen.rates, rates, rtol=1e-12)
-    untested = job(folder, schedule=plateau)
+    untested = job(folder, schedule=schedule, **how)
     with untested as trainer, pytest.raises(ConfigError, match="a loop of your own makes none"):
         list(trainer.run_epoch(0))
 
@@ -132,8 +133,7 @@ def test_a_program_ends_saves_and_turns_the_rate_down(folder):
     assert first.of(Summary)[0].ended == "good enough"
     other, rest = run("again", resume=True)
     assert first.rates + rest.rates == whole.rates
-    for own, wanted in zip(other.parameters(), module.parameters(), strict=True):
-        assert torch.equal(own, wanted)
+    assert_alike(other, module, rtol=0, atol=0)
 
 
 def test_a_module_has_no_values_of_steps_that_come_again(folder):
@@ -191,8 +191,7 @@ def test_a_program_averages_the_values_of_each_step(folder):
     torchs_own(trainer, adamw, None, see=wanted)
     torch.testing.assert_close(found.own.state_dict(), wanted.own.state_dict(), rtol=1e-8, atol=0)
     unseen, _ = fitted(folder, model=wide, parallel=PARALLEL)
-    for own, other in zip(trainer.module.parameters(), unseen.module.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert_alike(trainer.module, unseen.module, rtol=0, atol=0)
 
 
 def sample(module):
@@ -397,8 +396,7 @@ def test_a_run_goes_on_in_the_same_trainer_with_constants_that_move(folder):
             trainer.fit(on_record=act)
         trainer.fit(resume=True, on_record=act)
     whole, _ = fitted(folder, **kept, dir=str(folder / "whole"))
-    for own, other in zip(trainer.module.parameters(), whole.module.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert_alike(trainer.module, whole.module, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ QUICK = [
     ("pipe", "zero-3"), ("tensor", "zero-1"), ("asynchronous", "pipe"), ("vote", "gpt"),
     ("diloco", "clip-norm"), ("server", "adam"),
 ]  # fmt: skip
+#: Losses of runs on one process, by their keys.
+ONE_PROCESS = {}
 OWN = """
 import torch
 
@@ -70,12 +72,6 @@ def folder(comm, tmp_path_factory):
         (path / "text.txt").write_text("".join(chr(97 + i * i % 13) for i in range(2000)))
     comm.Barrier()
     return path
-
-
-@pytest.fixture(scope="module")
-def one_process():
-    """Losses of runs on one process, by their keys."""
-    return {}
 
 
 def small(methods, folder):
@@ -138,7 +134,7 @@ def losses(comm, keys):
         return found
 
 
-def check(comm, folder, one_process, pair):
+def check(comm, folder, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
     if {*pair} in [*TORCH_ALONE, UNREAD] or ({"own-data"} & {*pair} and OTHER_DATA & {*pair}):
@@ -160,8 +156,8 @@ def check(comm, folder, one_process, pair):
             assert all(map(math.isfinite, found)), pair
         if EXACT.issuperset(pair):
             alone = {key: value for key, value in keys.items() if "parallel." not in key}
-            expected = one_process.get(str(alone)) or losses(MPI.COMM_SELF, alone)
-            one_process[str(alone)] = expected
+            expected = ONE_PROCESS.get(str(alone)) or losses(MPI.COMM_SELF, alone)
+            ONE_PROCESS[str(alone)] = expected
             if comm.rank < ranks:
                 np.testing.assert_allclose(found, expected, rtol=1e-9, atol=0, err_msg=str(pair))
     finally:
@@ -170,13 +166,13 @@ def check(comm, folder, one_process, pair):
 
 @pytest.mark.parametrize("pair", QUICK, ids="+".join)
 @pytest.mark.quick_on(2, 4)
-def test_a_pair_trains(comm, folder, one_process, pair):
-    check(comm, folder, one_process, pair)
+def test_a_pair_trains(comm, folder, pair):
+    check(comm, folder, pair)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_alone_and_with_each_that_the_table_allows(comm, folder, one_process, name):
+def test_a_method_trains_alone_and_with_each_that_the_table_allows(comm, folder, name):
     names = [*METHODS]
     for other in names[names.index(name) :]:
-        check(comm, folder, one_process, dict.fromkeys((name, other)))
+        check(comm, folder, dict.fromkeys((name, other)))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Samples
@@ -15,9 +14,7 @@ from mpitrain.objective.metrics import AllSamples
 from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
-from tests.mpi.mpitrain.layouts import changed, few, layouts
-
-RANKS = MPI.COMM_WORLD.size
+from tests.mpi.mpitrain.layouts import RANKS, changed, few, layouts
 
 
 def samples(count, seed):
@@ -87,8 +84,7 @@ def test_dropout_and_batch_norm_are_those_of_one_process(comm, layout):
             start(comm, config, objects=UserObjects(data=WAVES, layers=regular()))
         return
     losses, tested, state = trained(comm, config, layers=regular())
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, test, alone = trained(one, job(), layers=regular())
+    expected, test, alone = trained(MPI.COMM_SELF, job(), layers=regular())
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
     assert tested.test_loss == pytest.approx(test.test_loss, rel=1e-9)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-9)
@@ -128,8 +124,7 @@ def test_a_loss_and_a_metric_of_ones_own(comm):
 
     own = {"loss": Quartic(), "metrics": {"worst": AllSamples(worst)}}
     losses, tested, _ = trained(comm, job(), **own)
-    with Communicator(MPI.COMM_SELF) as one:
-        expected, test, _ = trained(one, job(), **own)
+    expected, test, _ = trained(MPI.COMM_SELF, job(), **own)
     np.testing.assert_allclose(losses, expected, rtol=1e-11)
     assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
 
@@ -157,8 +152,7 @@ def test_a_metric_of_all_samples_sees_whole_ones(comm, shared):
         return (both * np.cos(np.arange(both.size))).sum()
 
     found = talk(comm, metric=weighted, **{shared: 2})
-    with Communicator(MPI.COMM_SELF) as one:
-        assert found == pytest.approx(talk(one, metric=weighted), rel=1e-9)
+    assert found == pytest.approx(talk(MPI.COMM_SELF, metric=weighted), rel=1e-9)
 
 
 class Read:

@@ -2,23 +2,15 @@
 
 import weakref
 
+import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.parallel.zero import ShardedParameters
-from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import changed, equal, job, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, curve, equal, job
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 TIED = {"zero": 3, "pipe": 2} if RANKS % 2 == 0 else {"zero": 3}
-
-
-def trained(comm, config):
-    with start(comm, config) as trainer:
-        losses = [(record.loss, record.grad_norm) for record in to_the_end(trainer)]
-        return losses, whole(comm, trainer)
 
 
 @pytest.mark.parametrize(
@@ -27,31 +19,26 @@ def trained(comm, config):
 )
 def test_the_bits_are_the_same_with_and_without_prefetching(comm, model, keys, compute):
     dtype = "float32" if compute == "float16" else "float64"
-    config = changed(job(model, dtype, **keys), steps=4, compute=compute)
-    expected, weights = trained(comm, changed(config, prefetch=False))
-    found, others = trained(comm, config)
-    assert found == expected
+    config = changed(job(model, dtype, **keys), compute=compute)
+    expected, weights = curve(comm, changed(config, prefetch=False), steps=4)
+    found, others = curve(comm, config, steps=4)
+    np.testing.assert_array_equal(found, expected)
     equal(others, weights)
 
 
 @pytest.mark.parametrize("compute", ["same", "float16"])
 @pytest.mark.parametrize(("prefetch", "most"), [(False, 1), (True, 2)])
 def test_two_layers_are_whole_at_most(comm, monkeypatch, prefetch, most, compute):
-    alive, seen, gather = weakref.WeakSet(), [], ShardedParameters._gather
-
-    class Flat:
-        """Stands for an array, which a set cannot hold."""
+    alive, seen, gather = [], [], ShardedParameters._gather
 
     def gathered(self, bucket, number, **named):
         flat, plan = gather(self, bucket, number, **named)
-        token = Flat()
-        alive.add(token)
-        weakref.finalize(flat, lambda token: None, token)  # dies with the array
+        alive.append(number)
+        weakref.finalize(flat, alive.pop)
         seen.append(len(alive))
         return flat, plan
 
     monkeypatch.setattr(ShardedParameters, "_gather", gathered)
     config = job("mlp", "float32", zero=3, prefetch=prefetch)
-    config = changed(config, steps=2, compute=compute, hidden=(24, 24, 24, 24, 24))
-    trained(comm, config)
+    curve(comm, changed(config, compute=compute, hidden=(24, 24, 24, 24, 24)), steps=2)
     assert max(seen) == most

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.fits import RANKS, Waves, assert_interrupted_alike, made, torch
+from tests.mpi.mpitrain.fits import assert_interrupted_alike, made, torch
 from tests.unit.mpitrain.test_torch_draws import KINDS as of_unit_tests
 from tests.unit.mpitrain.test_torch_draws import Calls, checkpointed, encoders
 
@@ -35,35 +35,6 @@ def around(*kinds):
         *parts,
         nn.Sequential(nn.Flatten(), nn.Linear(40, 1)),
     ).double()
-
-
-class Blocks(nn.Module):
-    """No Sequential, so that it is one part or, with cuts, several; it drops on both sides."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Sequential(nn.Linear(6, 24), nn.Unflatten(1, (3, 8)))
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)
-        )
-        self.drop, self.leave = nn.Dropout(0.1), nn.Linear(24, 1)
-
-    def forward(self, x):
-        x = self.enter(x)
-        for block in self.blocks:
-            x = self.drop(block(x))
-        return self.leave(self.drop(x).flatten(1))
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.at_most(4)
-def test_cuts_change_no_mask(folder, alone):
-    cuts = [f"blocks.{number}" for number in range(RANKS - 1)]
-    changed = {"train_data": Waves(50, 1), "batch_size": 12, "epochs": 1, "model": Blocks}
-    with made(folder, **changed, cuts=cuts, parallel={"pipe": RANKS}) as trainer:
-        (found,) = trainer.fit()
-    (wanted,), _ = alone(**changed)
-    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-10)
 
 
 LOCAL = {"model": lambda: around("encoder", "depth"), "run": {"random": "local"}}

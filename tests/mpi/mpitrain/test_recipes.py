@@ -231,10 +231,6 @@ def failing(outputs, labels):
          r"mpitrain.AllSamples\(function\), which is called once, with all samples"),
         ({"train_data": torch.utils.data.DataLoader(NUMBERS, 64, drop_last=True)},
          "drop_last leaves all 22 samples out"),
-        ({"train_data": torch.utils.data.DataLoader(
-            NUMBERS, 64, drop_last=True,
-            sampler=torch.utils.data.WeightedRandomSampler([1.0] * 22, 22))},
-         "drop_last leaves all 22 samples out"),
     ],
 )  # fmt: skip
 def test_what_has_no_number_of_one_process_is_refused_on_all_ranks(comm, folder, changed, why):

@@ -5,24 +5,20 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import CheckpointReader
 from mpitrain.checkpoint.saving import resume, save
 from mpitrain.checkpoint.writer import Writer
 from mpitrain.config import ConfigError
-from mpitrain.metrics.reader import read_records
 from mpitrain.metrics.records import Step
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.ranks.stop import Stopped
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.mpi.mpitrain.layouts import (
-    StopsAfter,
+    RANKS,
     assert_goes_on,
-    equal,
     few,
     in_folder,
     job,
@@ -30,11 +26,7 @@ from tests.mpi.mpitrain.layouts import (
     layouts,
     mlp,
     text_job,
-    to_the_end,
-    whole,
 )
-
-RANKS = MPI.COMM_WORLD.size
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))
@@ -176,23 +168,6 @@ def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
             save(trainer.parts, writer)
 
 
-def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
-    config = in_folder(mlp(), folder, log_every=1000, checkpoint={"every": 3})
-    stop = StopsAfter(7, comm.rank == RANKS // 2)
-    told = r"stopped after step 7 of 30 \(a test\)"
-    with start(comm, config, stop=stop) as stop.trainer, pytest.raises(Stopped, match=told):
-        train(stop.trainer)
-    with start(comm, config) as trainer:
-        train(trainer, go_on=True)
-        found = whole(comm, trainer)
-    log = read_records(folder / "metrics.jsonl")
-    assert not log.cut_off
-    assert [step.step for step in log.of(Step)] == list(range(1, 31))
-    with start(comm, config) as trainer:
-        to_the_end(trainer)
-        equal(found, whole(comm, trainer))
-
-
 class Own(Exception):
     """An error of the program's own."""
 
@@ -224,15 +199,3 @@ def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm,
     assert found == ["step-00000002"]
     with start(comm, config) as trainer:
         assert resume(trainer.parts).step == 2
-
-
-def test_a_checkpoint_has_every_tensor_whole(comm, folder):
-    config = saved(comm, folder, steps=(2,))
-    checkpoint = CheckpointReader(folder / "checkpoints" / "step-00000002")
-    assert checkpoint.sections == {"parameters", "velocity"}
-    with start(comm, config) as trainer:
-        resume(trainer.parts)
-        expected = whole(comm, trainer)
-    equal({name: checkpoint.tensor("parameters", name) for name in checkpoint.names}, expected)
-    with pytest.raises(CheckpointError, match="has no parameters of nobody"):
-        checkpoint.tensor("parameters", "nobody")

@@ -8,7 +8,6 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.compress import parse
 from mpitrain.config import Config, Parallel, Server
@@ -23,9 +22,8 @@ from mpitrain.server.worker import Worker
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
 from tests.cases import mostly_slow, slow_case
-from tests.mpi.mpitrain.layouts import changed, equal, to_the_end, whole
+from tests.mpi.mpitrain.layouts import RANKS, changed, equal, to_the_end, whole
 
-RANKS = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.at_most(5),
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
@@ -74,11 +72,7 @@ def synchronous(comm, config, workers, **parallel):
 def delays(comm, seed):
     """Before each step of each rank, a drawn one, so that messages come in another order."""
     rng = random.Random(f"{seed} {comm.rank}")
-
-    def wait(parts):
-        time.sleep(rng.choice([0.0, 0.0, 0.002, 0.01]))
-
-    return wait
+    return lambda parts: time.sleep(rng.choice([0.0, 0.0, 0.002, 0.01]))
 
 
 #: Numbers of servers.
@@ -119,11 +113,10 @@ ASYNCHRONOUS = {
     "push 4": dict(bound="none", push=4),
     "groups": dict(bound=1, groups=max(1, (RANKS - 1) // 2)),
 }
-SOME = mostly_slow(ASYNCHRONOUS, ("predict", "groups"))
 
 
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", mostly_slow(ASYNCHRONOUS, ("predict", "groups")))
 def test_no_gradient_is_of_older_parameters_than_the_bound_allows(comm, folder, servers, kind):
     own = dict(ranks=servers, **ASYNCHRONOUS[kind])
     if own.get("groups", 0) > RANKS - servers:
@@ -143,7 +136,7 @@ def test_no_gradient_is_of_older_parameters_than_the_bound_allows(comm, folder, 
 def simulated(logs, config, workers):
     """The weights by the order of service, in one process, with an optimiser written out here."""
     servers = len(logs)
-    with Communicator(MPI.COMM_SELF) as one, start(one, without(config)) as trainer:
+    with start(MPI.COMM_SELF, without(config)) as trainer:
         model, arena, data = trainer.parts.model, trainer.parts.arena, trainer.parts.data
         weights = trainer.parts.store.parameters.copy()
     velocity = np.zeros_like(weights)
@@ -158,7 +151,7 @@ def simulated(logs, config, workers):
         totals = arena.views(total)
 
         class Fixed:
-            take = staticmethod(views.__getitem__)
+            take = staticmethod(lambda layer, following: views[layer])
             release = staticmethod(lambda layer: None)
 
         def emit(layer, found):

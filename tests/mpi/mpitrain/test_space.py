@@ -23,9 +23,7 @@ from mpitrain.start import start
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import changed, close, whole
-
-RANKS = MPI.COMM_WORLD.size
+from tests.mpi.mpitrain.layouts import RANKS, changed, close, whole
 
 
 def passes(layers, parameters, x, dy, context):

@@ -1,7 +1,6 @@
 """Strategies of synchronisation by themselves: exact where numbers do not round, never late."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -220,19 +219,11 @@ def test_the_optimisers_state_is_averaged_where_that_is_asked_for(comm):
     strategy.close()
 
 
-@dataclass
 class Late(Summation):
-    """A link on which what was sent in a step is seen so many steps later, and not before.
+    """A link on which what was sent in a step is seen ``delay`` steps later, and not before."""
 
-    Attributes:
-        delay: steps.
-        step: of the run.
-        waits: for sums that were not to be seen yet.
-    """
-
-    delay: int
-    step: int = 0
-    waits: list = field(default_factory=list)
+    def __init__(self, delay):
+        self.delay, self.step, self.waits = delay, 0, []  # for sums not to be seen yet
 
     def bind(self, summand):
         return LateSum(self, Dense("ring").bind(summand))

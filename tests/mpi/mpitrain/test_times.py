@@ -5,7 +5,6 @@ from itertools import islice
 from time import sleep
 
 import pytest
-from mpi4py import MPI
 
 from mpitrain.metrics.records import Step
 from mpitrain.parallel import summation
@@ -20,11 +19,10 @@ from mpitrain.training.evaluation import evaluate
 from mpitrain.training.feed import Feed
 from mpitrain.update import gradient
 from mpitrain.update.gradient import GlobalGradient
-from tests.mpi.mpitrain.layouts import changed, in_folder, job, mlp
+from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder, job, mlp
 
 pytestmark = pytest.mark.at_most(5)
 
-RANKS = MPI.COMM_WORLD.size
 SLOW = RANKS // 2
 SECONDS, STEPS = 0.1, 4
 

@@ -4,9 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.replicas import ReplicaMismatch
@@ -14,13 +12,10 @@ from mpitrain.start import start
 from mpitrain.training.parts import UserObjects
 from tests.cases import slow_case
 from tests.mpi.mpitrain.fits import OPTIMIZERS, Waves, loop, made, regular, torch, torchs_own
-from tests.mpi.mpitrain.layouts import changed
+from tests.mpi.mpitrain.layouts import RANKS, changed
 from tests.zoo.parts import Of
 
 from mpitrain.adapters.torch import layers, load_into  # isort: skip  # behind what skips without torch
-
-
-RANKS = MPI.COMM_WORLD.size
 
 
 def module():
@@ -40,10 +35,9 @@ def job(**parallel):
     )  # fmt: skip
 
 
-def alone(whole):
+def by_torch(trainer, whole):
     """Losses of torch in one process in 20 steps."""
-    with Communicator(MPI.COMM_SELF) as one, start(one, job()) as trainer:
-        data, batches = trainer.parts.data.train, list(trainer.parts.sampler.batches(0))[:20]
+    data, batches = trainer.parts.data.train, islice(trainer.parts.sampler.batches(0), 20)
 
     def loss(module, batch):
         some = data[batch]
@@ -58,12 +52,9 @@ def tables(value):
     return Of(lambda m, x: x.flatten(1) + m.table, table=torch.linspace(0, value, 64))
 
 
-PIPE, RECOMPUTE = dict(pipe=RANKS), dict(recompute=True)
-
-
 @pytest.mark.quick_on(2)
 @pytest.mark.parametrize(
-    "parallel", [PIPE, *(slow_case(how) for how in (RECOMPUTE, dict(zero=3)))], ids=str
+    "parallel", [{"pipe": RANKS}, slow_case({"recompute": True}), slow_case({"zero": 3})], ids=str
 )
 def test_layers_of_torch_within_others(comm, parallel):
     """In a chain and a residual, beside layers that are not torch's, they are torch's as well."""
@@ -94,7 +85,7 @@ def test_layers_of_torch_within_others(comm, parallel):
             load_into(torch.nn.Linear(2, 2), trainer.parts)
     one = Adding(*module()).double()
     one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    np.testing.assert_allclose(found, alone(one), rtol=1e-10)
+    np.testing.assert_allclose(found, by_torch(trainer, one), rtol=1e-10)
     wanted = {name: one.state_dict()[name] for name in mine.state_dict()}
     torch.testing.assert_close(dict(mine.state_dict()), wanted, rtol=1e-7, atol=1e-9)
 
@@ -128,10 +119,6 @@ class Physics(torch.nn.Module):
         return {"u": (u, None), "slope": slope}
 
 
-def double_physics():
-    return Physics().double()
-
-
 def physics(outputs, y):
     u, nothing = outputs["u"]
     assert nothing is None
@@ -139,7 +126,7 @@ def physics(outputs, y):
 
 
 def test_gradients_of_gradients_over_the_batch_of_all_replicas(folder):
-    make, by, metrics = double_physics, OPTIMIZERS["SGD"], {"own": physics}
+    make, by, metrics = lambda: Physics().double(), OPTIMIZERS["SGD"], {"own": physics}
     with made(folder, model=make, optimizer=by, loss=physics, metrics=metrics) as trainer:
         trainer.fit()
         found = trainer.module.state_dict()
@@ -177,21 +164,19 @@ def test_a_few_samples_of_a_rank_show_what_goes_by_the_whole_batch(folder, model
 @pytest.mark.quick_on(3)
 @pytest.mark.skipif(RANKS != 3, reason="three stages of two chunks")
 @pytest.mark.parametrize("zero", [2, 3])
-def test_stages_use_what_they_share_in_other_numbers_of_passes(folder, zero):
+def test_stages_use_what_they_share_in_other_numbers_of_passes(folder, alone, zero):
     """In both chunks of the first stage, and in one of the last."""
 
     def model():
         shared, (a, b, c) = torch.nn.Linear(6, 6), (torch.nn.Linear(6, 6) for _ in range(3))
         return torch.nn.Sequential(shared, a, b, shared, c, shared, torch.nn.Linear(6, 1)).double()
 
-    def trained(where, comm=None, **given):
-        given |= {"model": model, "epochs": 1, "micro_batches": 3}
-        with made(folder / where, comm, **given) as trainer:
-            return [record.loss for record in trainer.run_epoch(0)]
-
     layout = {"pipe": 3, "schedule": "interleaved", "chunks": 2, "zero": zero}
-    expected = trained(str(MPI.COMM_WORLD.rank), MPI.COMM_SELF)
-    assert trained("whole", parallel=layout) == pytest.approx(expected, rel=1e-11)
+    given = {"model": model, "epochs": 1, "micro_batches": 3}
+    with made(folder, **given, parallel=layout) as trainer:
+        (found,) = trainer.fit()
+    (wanted,), _ = alone(**given)
+    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-11)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -15,12 +15,11 @@ from mpitrain import nn
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
 from tests.cases import slow_case
-from tests.mpi.mpitrain.layouts import keep
+from tests.mpi.mpitrain.layouts import RANKS, keep
 
 F = torch.nn.functional
 
 pytestmark = pytest.mark.quick_on(2, 4)
-RANKS = MPI.COMM_WORLD.size
 WORDS, LENGTH, WIDTH, CLASSES = 11, 5, 8, 3
 SPLITS = {
     "attention.qkv": "columns of 3", "attention.width": "number", "heads": "number",

@@ -5,17 +5,14 @@ from contextlib import nullcontext
 from itertools import islice
 
 import pytest
-from mpi4py import MPI
 
 from collectives import clocks
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
 from mpitrain.start import start
-from tests.mpi.mpitrain.layouts import job
+from tests.mpi.mpitrain.layouts import RANKS, job
 
 pytestmark = pytest.mark.at_most(5)
-
-RANKS = MPI.COMM_WORLD.size
 
 
 def test_clocks_of_other_machines_are_set_by_round_trips(comm, monkeypatch):

@@ -7,39 +7,22 @@ from multiprocessing import active_children
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import CollectiveError, Communicator, CorruptMessage
-from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics.records import Skipped
 from mpitrain.models import SequentialModel
-from mpitrain.nn.layer import go_forward
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.pipeline import profiles
 from mpitrain.pipeline.profiles import measure, write_profile
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import together
 from mpitrain.run import train
 from mpitrain.start import start
 from mpitrain.update.agreement import NonFinite
-from tests.mpi.mpitrain.layouts import changed, in_folder, mlp, text_job
-
-RANKS = MPI.COMM_WORLD.size
-
-
-def test_a_communicator_of_plain_mpi4py_becomes_one_of_ours(comm):
-    found = []
-    for given in (comm, MPI.COMM_WORLD):
-        with start(given, mlp(algorithm="ring")) as trainer:
-            assert isinstance(trainer.parts.comm, Communicator)
-            list(islice(trainer.run_epoch(0), 2))
-            found.append(trainer.parts.store.parameters.tobytes())
-    assert found[0] == found[1]
-    assert MPI.COMM_WORLD.allreduce(1) == RANKS
+from tests.mpi.mpitrain.layouts import RANKS, changed, in_folder, mlp, text_job
 
 
 @pytest.mark.mpi(min_size=2)
@@ -83,20 +66,6 @@ def test_each_rank_reads_a_profile_of_its_own(comm, tmp_path, there):
     match = "jobs: the partition by" if there else rf"cannot be read.*rank {RANKS - 1} of {RANKS}"
     with pytest.raises(ConfigError, match=match):
         start(comm, mlp(pipe=2, partition="auto", profile=str(path)))
-
-
-def test_a_profile_has_as_many_passes_as_it_is_told(comm, tmp_path, monkeypatch):
-    passes = []
-
-    def counted(*given):
-        passes.append(given[1])
-        return go_forward(*given)
-
-    monkeypatch.setattr(profiles, "go_forward", counted)
-    words = ["profile", "digits_mlp", "--repeats", "2", "-o", str(tmp_path / "profile.json")]
-    assert run(words) == 0
-    layers = ["layer0", "layer1", "layer2"] if comm.rank == 0 else []
-    assert passes == [name for name in layers for _ in range(2)]
 
 
 class Two(RuntimeError):
@@ -209,17 +178,6 @@ def test_all_ranks_skip_together_where_the_job_says_so(comm):
         assert all(re.match(unfit(), record.culprits) for record in records)
         assert (trainer.parts.steps_done, trainer.parts.updater.steps) == (3, 0)
         np.testing.assert_array_equal(trainer.parts.store.parameters, before)
-
-
-def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
-    narrow = changed(mlp(), compute="float16", loss_scale=2.0**40, loss_scale_window=4)
-    with start(comm, narrow) as trainer:
-        records = list(trainer.run_epoch(0)) + list(trainer.run_epoch(1))
-        skipped = [isinstance(record, Skipped) for record in records]
-        assert skipped[0] and not all(skipped)
-        scales = [record.loss_scale for record in records if isinstance(record, Skipped)]
-        assert scales[:3] == [2.0**39, 2.0**38, 2.0**37]
-        assert trainer.parts.updater.steps == skipped.count(False)
 
 
 @pytest.mark.mpi(min_size=2)

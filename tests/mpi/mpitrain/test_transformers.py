@@ -13,9 +13,8 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.checkpoint.export import export
 from tests.cases import mostly_slow
-from tests.mpi.mpitrain.fits import loop, torch
+from tests.mpi.mpitrain.fits import RANKS, loop, torch
 
-RANKS = MPI.COMM_WORLD.size
 VOCABULARY, LENGTH = 61, 12
 
 
@@ -99,26 +98,13 @@ gpt2 = of("gpt2", n_positions=16, n_embd=16, n_layer=3, n_head=2, bos_token_id=0
 llama = of("llama", attention_dropout=0.1, **GROUPED | {"num_attention_heads": 4})
 
 
-class Adapted(torch.nn.Module):
-    """A frozen matrix, and the product of two small ones beside it."""
+def peft_gpt2():
+    """LoRA by peft, which wraps the matrices that ranks share."""
+    import peft
 
-    def __init__(self, frozen, rank=2):
-        super().__init__()
-        self.frozen = frozen
-        self.down = torch.nn.Linear(frozen.in_features, rank, bias=False)
-        self.up = torch.nn.Linear(rank, frozen.out_features, bias=False)
-
-    def forward(self, x):
-        return self.frozen(x) + self.up(self.down(x))
-
-
-def adapted_llama():
-    """LoRA by plain ``requires_grad``."""
-    model = llama().requires_grad_(False)
-    for block in model.model.layers:
-        attention = block.self_attn
-        attention.q_proj, attention.v_proj = Adapted(attention.q_proj), Adapted(attention.v_proj)
-    return model
+    options = {"r": 2, "target_modules": ["c_attn", "c_proj"], "lora_dropout": 0.1}
+    config = peft.LoraConfig(**options, fan_in_fan_out=True, init_lora_weights=False)
+    return peft.get_peft_model(gpt2(), config)
 
 
 def without_dropout(make):
@@ -167,7 +153,7 @@ MIXTURES = {
 }  # fmt: skip
 OTHERS = {
     "t5": (of("t5", "Seq2SeqLM", **T5), Texts, ()),  # its two halves share an embedding
-    "adapted llama": (adapted_llama, Texts, "model.layers"),
+    "peft gpt2": (peft_gpt2, Texts, "base_model.model.transformer.h"),
 }
 ALL = MODELS | MIXTURES | OTHERS
 LAYOUTS = {
@@ -232,12 +218,13 @@ def in_one_process(name):
 
 #: Each model in each layout, and others in some.
 CASES = [*product(MODELS, LAYOUTS), ("t5", "zero 1"), ("t5", "zero 3")]
-CASES += [("adapted llama", "pipe 2"), ("adapted llama", "zero 2")]
+CASES += product(["peft gpt2"], LAYOUTS)
 CASES += set(product(MIXTURES, ("data", "zero 1", "zero 3", "pipe 2"))) - {("switch", "pipe 2")}
 
 
 def is_quick(name, layout):
-    return (name, layout) == ("vit", "pipe 2") or (name in MIXTURES and layout == "zero 3")
+    quick = ("vit", "pipe 2"), ("peft gpt2", "tensor 2")
+    return (name, layout) in quick or (name in MIXTURES and layout == "zero 3")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +232,8 @@ def is_quick(name, layout):
     mostly_slow((one for one in sorted(CASES) if one[1] in LAYOUTS), lambda one: is_quick(*one)),
 )
 def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout):
+    if "peft" in name:
+        pytest.importorskip("peft", reason="peft is not installed")
     found = losses(folder, name, layout)
     np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
 
@@ -292,24 +281,3 @@ def test_a_run_goes_on_in_another_layout_and_from_pretrained_takes_it(
             wanted, found = whole.eval()(**some), other.eval()(**some)
         assert torch.equal(found.logits, wanted.logits)
         assert torch.equal(found.loss, wanted.loss)
-
-
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, ["tensor 2"]))
-def test_lora_trains_as_in_one_process(folder, layout):
-    """A few tensors are trained, the rest is frozen; peft wraps the matrices that ranks share."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-
-    def make():
-        options = {"r": 2, "target_modules": ["c_attn", "c_proj"], "lora_dropout": 0.1}
-        config = peft.LoraConfig(**options, fan_in_fan_out=True, init_lora_weights=False)
-        return peft.get_peft_model(gpt2(), config)
-
-    def run(own, **given):
-        with Wide(), made(folder, make, Texts, dir=str(folder / own), **given) as trainer:
-            return every_loss(trainer)
-
-    wanted = run(f"alone{MPI.COMM_WORLD.rank}", comm=MPI.COMM_SELF)
-    parallel = LAYOUTS[layout]
-    cuts = "base_model.model.transformer.h" if "pipe" in parallel else ()
-    found = run("run", parallel=parallel, cuts=cuts, micro_batches=2)
-    np.testing.assert_allclose(found, wanted, rtol=1e-10)

@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from tests.cases import mostly_slow
@@ -208,14 +207,12 @@ def of_both(outputs, labels):
     return total + (outputs["more"][at] ** 2).sum() if at.any() else total, len(labels)
 
 
-def test_ranks_go_backward_together_through_norms_that_one_of_them_uses(comm, folder):
+def test_ranks_go_backward_together_through_norms_that_one_of_them_uses(folder, alone):
     """As one process: also in batches in which no rank uses them."""
-    data, found = Turns(48, special=(0, 13, 15)), []
+    data = Turns(48, special=(0, 13, 15))
     own = given(model=lambda: TwoNorms().double(), loss=of_both, train_data=data, batch_size=6)
-    for where in MPI.COMM_SELF, comm:
-        place = folder / f"{where.size} {comm.rank if where is MPI.COMM_SELF else 0}"
-        with made(place, where, **own) as trainer:
-            trainer.fit()
-            found.append(trainer.module.state_dict())
-    for name, values in found[0].items():
-        torch.testing.assert_close(found[1][name], values, rtol=1e-6, atol=1e-8, msg=name)
+    with made(folder, **own) as trainer:
+        trainer.fit()
+    _, wanted = alone(**own)
+    found, wanted = (module.state_dict() for module in (trainer.module, wanted))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
