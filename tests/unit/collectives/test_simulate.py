@@ -7,7 +7,7 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, build
-from collectives.algorithms.links import dgx1, grid
+from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import (
     Cluster,
@@ -18,7 +18,6 @@ from collectives.analysis.topology import (
     Torus,
     Wired,
 )
-from collectives.analysis.topology import build as topology
 from collectives.errors import ScheduleError, TooLarge
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
@@ -120,13 +119,6 @@ def test_what_is_too_large_is_left_out_and_segments_are_not_uniform(monkeypatch,
         with pytest.raises(TooLarge, match="chain on 64 ranks has too many steps"):
             seconds("chain", 64, collective=collective)
         assert seconds("chain", 10, collective=collective)
-
-
-def test_shapes():
-    assert grid(64, 3) == (4, 4, 4)
-    assert grid(7, 2) == (1, 7)
-    with pytest.raises(ValueError, match="there are flat, fat-tree"):
-        topology("mesh", 8)
 
 
 def test_the_command(capsys, tmp_path):
