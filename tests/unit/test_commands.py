@@ -66,8 +66,6 @@ def test_a_shell_gets_completions_and_a_program_goes_on_without(
 
 
 def commands(package, monkeypatch):
-    """The parsers of a program's commands."""
-
     class Found(Exception):
         pass
 

@@ -24,7 +24,6 @@ INVENT = (ROOT / "docs" / "invent.md").read_text()
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """What a test registers is forgotten after it."""
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
 
 
@@ -190,7 +189,6 @@ def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
 
 
 def test_packages(monkeypatch, capsys):
-    """An installed package brings an algorithm under a name."""
     monkeypatch.setattr(user_code, "_brought", [of_ring("packaged")], raising=False)
     point = EntryPoint("packaged", "collectives.analysis.user_code:_brought", user_code.GROUP)
 
