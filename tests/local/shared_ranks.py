@@ -69,7 +69,6 @@ class Layout:
         )
 
     def bind(self, node, binding):
-        """A plan of the rank that has ``node``."""
         combine = np.maximum if self.schedule.contract.idempotent else np.add
         return shared.bind_shared(
             self.schedule, node, self.places, COUNT, np.dtype(float), combine, binding

@@ -174,7 +174,6 @@ class Drawn:
         return [length(j) for j in range(number)]
 
     def sent(self, rank):
-        """The blocks that a rank sends."""
         member = self.member._replace(rank=rank)
         number = self.contract.send_blocks(member)
         return [

@@ -5,7 +5,6 @@ from math import ceil, log2
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build, check_default, names
-from collectives.algorithms.segments import passes_on
 from collectives.compile.cost import count
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Send
@@ -132,14 +131,3 @@ def test_a_segment_holds_an_item():
     assert many.chunks == 3 * 34
     assert build("allreduce", "ring:segments=4", 3, items=100).chunks == 3 * 4
     assert build("allreduce", "ring:segments=4", 3, items=0).chunks == 3
-
-
-def test_what_passes_on():
-    for collective, algorithm, size, answer in (
-        ("allgather", "direct", 5, False), ("allgather", "ring", 2, False),
-        ("allgather", "ring", 3, True), ("alltoall", "pairwise", 4, False),
-        ("broadcast", "binomial_tree", 2, False), ("broadcast", "chain", 3, True),
-        ("allreduce", "direct", 2, True), ("reduce_scatter", "direct", 3, True),
-        ("scatter", "binomial_tree", 4, True),
-    ):  # fmt: skip
-        assert passes_on(build(collective, algorithm, size)) is answer, (collective, algorithm)

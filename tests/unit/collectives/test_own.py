@@ -139,7 +139,6 @@ def test_what_is_no_algorithm_or_for_no_root_or_size_is_refused(given, error, se
         (f"{OWN}:both_ways:segments=4", "both_ways:segments=4"),
         (f"{OWN}:segments=4", "both_ways:segments=4"),
         ("ring:segments=2", "ring:segments=2"),
-        ("auto", "auto"),
         ("no_such", "no_such"),
     ],
 )

@@ -205,8 +205,6 @@ def test_what_is_complete():
     calls.leave(inner)
     calls.leave(outer)
     assert calls.completed == 2
-    alone = calls.enter("a message", numbered=False)
-    assert str(alone).startswith("a message at ") and str(inner).startswith("#2 barrier at ")
 
 
 def test_calls_of_two_threads_end_in_any_order():
