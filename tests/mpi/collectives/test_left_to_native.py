@@ -14,8 +14,7 @@ from collectives.calls.mpi4py_spec import TYPES
 from tests.mpi.collectives.forms import FORMS, by_address, expect_sum, fresh, run
 
 comm = pytest.fixture(fresh)
-
-
+#: It stays where a test names its address.
 MEMORY = np.zeros(2)
 
 
