@@ -1,9 +1,4 @@
-"""Drills: faults that are tried out on a job before they happen.
-
-A *fault* is one thing that goes wrong (:mod:`.faults`); some happen inside a rank (:mod:`.inject`),
-others around the job (:mod:`.outside`).  A *drill* runs a job with a fault, resumes it, and judges
-both (:mod:`.drill`).
-"""
+"""Drills: a job is run with a fault, inside a rank or around the job, resumed, and judged."""
 
 from tests.drills.faults import KINDS, Fault, draw, parse
 

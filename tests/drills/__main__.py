@@ -19,15 +19,9 @@ from tests.drills.table import markdown
 
 
 def run(options: argparse.Namespace, drills: Drills | None = None) -> int:
-    """Run a job once for each fault and seed; prints a line each, then the table.
+    """Runs a job once for each fault and seed; the status, 1 if a drill went wrong.
 
-    Leaves ``outcomes.jsonl`` and ``table.md`` in the folder.
-
-    Returns:
-        1 if a drill went wrong, else 0.
-
-    Raises:
-        ConfigError: an unknown fault, or a job that cannot be read.
+    Prints a line each, then the table; leaves ``outcomes.jsonl`` and ``table.md`` in the folder.
     """
     kinds = options.faults.split(",") if options.faults else list(KINDS)
     for kind in kinds:
@@ -63,7 +57,6 @@ def run(options: argparse.Namespace, drills: Drills | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the job and the options of all drills."""
     parser.add_argument("config", type=Path, help="the job file")
     parser.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
     parser.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
@@ -72,7 +65,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Runs the drills; 2 for a job that cannot be."""
     kinds = "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items())
     parser = argparse.ArgumentParser(prog="tests.drills", description=f"Kinds: {kinds}.")
     add_options(parser)

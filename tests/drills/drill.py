@@ -33,8 +33,6 @@ _Kind = TypeVar("_Kind")
 
 
 class Outcome(Struct, frozen=True):
-    """Outcome of a drill."""
-
     fault: str  # as str writes it
     kind: str
     #: "went on", to the weights of a run without; "named": failed, said why, and came to these
@@ -48,8 +46,6 @@ class Outcome(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Drills:
-    """How to run one job with many faults."""
-
     launcher: Sequence[str]  # the words before python
     job: Path  # its file
     folder: Path  # for the runs
@@ -60,11 +56,7 @@ class Drills:
     watchdog_s: float = 8.0  # a rank that waits for so long says who is missing
 
     def reference(self) -> tuple[dict[str, Array], int]:
-        """The weights that a run ends with when nothing happens to it, and its steps.
-
-        Raises:
-            RuntimeError: the job does not run at all.
-        """
+        """The weights that a run ends with when nothing happens to it, and its steps."""
         run = self.folder / "undisturbed"
         with self._aside() as aside:
             status = _wait(aside._start(run))
@@ -182,7 +174,6 @@ def _wait(process: subprocess.Popen[str]) -> int | None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The launcher and what it has started in its session."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -200,7 +191,6 @@ def _said(run: Path) -> str:
 
 
 def _of(run: Path, kind: type[_Kind]) -> list[_Kind]:
-    """The run's records of a kind; none if it wrote nothing."""
     path = run / "metrics.jsonl"
     return read_records(path).of(kind) if path.exists() else []
 
@@ -211,7 +201,6 @@ def _count_steps(path: Path) -> int:
 
 
 def _straggler(run: Path) -> str:
-    """The slowest straggler in words."""
     found = _of(run, Straggler)
     if not found:
         return ""
@@ -229,7 +218,6 @@ def _left(run: Path) -> list[int]:
 
 
 def _newest(run: Path) -> CheckpointReader:
-    """The newest checkpoint; it has to be whole, however its job ended."""
     found, refused = newest(run / "checkpoints")
     if refused:
         raise CheckpointError(refused[0])

@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault."""
-
     text: str  # the fault in words
     inside: bool  # a rank does it to itself; else it is done around the job
     #: The job is to end as if nothing had happened; else it is to fail, say why, and be resumed.
@@ -51,8 +49,6 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
-
     kind: str  # name in KINDS
     rank: int  # the one that it hits, if it hits one
     step: int  # before which it happens, counted from 1
@@ -66,7 +62,6 @@ class Fault:
         )
 
     def named(self) -> re.Pattern[str]:
-        """Pattern in the output of a job that fails of it."""
         pattern = KINDS[self.kind].named
         return re.compile(
             pattern.replace("{rank}", str(self.rank)).replace("{step}", str(self.step)), re.DOTALL
@@ -83,11 +78,7 @@ def draw(kind: str, seed: int, ranks: int, steps: int) -> Fault:
 
 
 def parse(text: str) -> Fault:
-    """A fault as its ``str`` writes it; what is left out is 0, but for the step.
-
-    Raises:
-        ValueError: in one sentence.
-    """
+    """A fault as its ``str`` writes it; what is left out is 0, but for the step."""
     kind, *pairs = text.replace(",", " ").split() or [""]
     if kind not in KINDS:
         raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")

@@ -21,11 +21,6 @@ class Injector:
     """Strikes once, on the rank and before the step of its fault; the ``before_step`` of a job."""
 
     def __init__(self, fault: Fault, comm: MPI.Intracomm) -> None:
-        """Refuses, on all ranks, what cannot be.
-
-        Raises:
-            ConfigError: the rank does not exist, or the fault happens around a job.
-        """
         if not KINDS[fault.kind].inside:
             raise ConfigError(f"no rank does {fault.kind!r} to itself; python -m tests.drills can")
         if not 0 <= fault.rank < comm.size:
@@ -36,7 +31,6 @@ class Injector:
         self._corrupts = False
 
     def __call__(self, parts: Parts) -> None:
-        """Strike, if this is the step."""
         if not self._own or parts.steps_done + 1 != self.fault.step:
             return
         match self.fault.kind:
@@ -81,5 +75,4 @@ class Injector:
 
 
 def flip(data: Bytes, rng: random.Random) -> None:
-    """Change one bit."""
     data[rng.randrange(data.size)] ^= 1 << rng.randrange(8)

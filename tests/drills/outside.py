@@ -31,11 +31,7 @@ class Outside(Protocol):
 
 
 class Disk:
-    """A small disk of its own for a run's checkpoints; a real one, in memory, so that needs root.
-
-    Args:
-        kind: ``full`` or ``readonly``.
-    """
+    """A small disk of a run's own for its checkpoints, in memory; to mount it needs root."""
 
     def __init__(self, kind: str) -> None:
         self._full = kind == "full"

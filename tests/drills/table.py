@@ -10,7 +10,6 @@ _HEAD = ("fault", "drills", "went on", "named, resumed", "wrong", "slowest end",
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The table; what was wrong, and why kinds were skipped, follows it."""
     lines = [" | ".join(_HEAD), "|".join(["---", *["---:"] * (len(_HEAD) - 1)])]
     for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
         own = [o for o in outcomes if o.kind == kind and o.verdict != "skipped"]

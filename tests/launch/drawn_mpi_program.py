@@ -185,7 +185,6 @@ class Drawn:
     # Kinds of calls.
 
     def moves(self):
-        """A collective that moves blocks of one length."""
         comm, pick = self.comm, self.choose
         size, rank, root = comm.size, comm.rank, pick.randrange(comm.size)
         count, dtype, in_place = pick.randrange(5), pick.choice(DTYPES), pick.random() < 0.4
@@ -209,7 +208,6 @@ class Drawn:
         self.see(one, whole)
 
     def derived(self):
-        """Blocks of a type with gaps."""
         comm, pick = self.comm, self.choose
         count, dtype = pick.randint(1, 3), pick.choice(DTYPES)
         base = MPI._typedict[np.dtype(dtype).char]
@@ -243,7 +241,6 @@ class Drawn:
         self.see(one, whole)
 
     def unequal(self):
-        """Blocks of unequal lengths, some of them empty, with gaps between them."""
         comm, pick = self.comm, self.choose
         size, rank, root = comm.size, comm.rank, pick.randrange(comm.size)
         dtype, in_place = pick.choice(DTYPES), pick.random() < 0.4
@@ -286,7 +283,6 @@ class Drawn:
         return [data, counts, [width * start for start in starts], [datatype] * len(counts)]
 
     def sums(self):
-        """A collective that adds, or joins by an operation of its own."""
         comm, pick = self.comm, self.choose
         size, rank, root = comm.size, comm.rank, pick.randrange(comm.size)
         dtype, in_place, mine = pick.choice(DTYPES), pick.random() < 0.4, None
@@ -317,7 +313,6 @@ class Drawn:
             mine.Free()
 
     def pairs(self):
-        """The largest number and where it is."""
         own = np.zeros(3, np.dtype([("value", "f8"), ("place", "i4")], align=True))
         own["value"], own["place"] = self.array(3, "f8"), self.comm.rank
         total, op = own.copy(), self.choose.choice([MPI.MAXLOC, MPI.MINLOC])
@@ -325,7 +320,6 @@ class Drawn:
         self.found += total["value"].tolist() + total["place"].tolist()
 
     def objects(self):
-        """The methods for objects."""
         comm, pick = self.comm, self.choose
         root, own = pick.randrange(comm.size), (comm.rank, self.array(2, "i4").tolist())
         join = pick.choice([lambda a, b: a + b, MPI.SUM])

@@ -11,7 +11,6 @@ from tests.launch.test_examples import ROOT, pytestmark, run  # noqa: F401
 
 
 def alone(folder, *words):
-    """Output of ``python words`` without a launcher."""
     done = programs.run(folder, *words, seconds=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -137,7 +136,6 @@ def test_tables_are_made_without_ranks(tmp_path):
 
 
 def seeds(folder, table):
-    """The cells of a table of ``benchmarks.seeds``."""
     told = alone(folder, "-m", "benchmarks.seeds", table)
     return [line.strip("| ").split(" | ") for line in told.splitlines() if line[:1] == "|"]
 

@@ -12,7 +12,6 @@ MISTAKES = {"scale", "drop", "repeat", "stale"}
 
 
 def certified(folder, *words, ranks=None, status=0):
-    """The certificate."""
     told = ("--json", "certificate.json", "--steps", "2")
     arguments = ("-m", "mpitrain", "certify", words[0], *told, *words[1:])
     done = run(folder, *arguments, ranks=ranks, seconds=600)
@@ -75,7 +74,6 @@ for inputs, targets in DataLoader(data, 8, sampler=DistributedSampler(data)):
     [
         (["--mutate"], "0", 0, "", "2 steps"),
         ([], "0 sparse", 0, "", "2 steps"),
-        ([], "0.5", 4, "loss of step 1", "Dropout draws random numbers"),
         ([], "0 wrong", 3, "gradients of step 1", "0.weight is 2 of one process's"),
     ],
 )

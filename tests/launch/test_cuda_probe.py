@@ -30,7 +30,6 @@ cuda = SimpleNamespace(Device=Device, get_current_stream=Stream)
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """The probe forgets its last result."""
     probe.cache_clear()
     yield
     probe.cache_clear()

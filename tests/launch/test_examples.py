@@ -17,7 +17,6 @@ pytestmark = needs_launcher
 
 
 def run(folder, ranks, *arguments):
-    """Output of ``python arguments`` on ``ranks`` ranks, started in ``folder``."""
     done = programs.run(folder, *arguments, ranks=ranks, seconds=300)
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     return done.stdout
@@ -67,7 +66,6 @@ def losses(told):
 
 
 def over_mpi(folder, ranks, name, *arguments):
-    """Output of a script for PyTorch over MPI."""
     return run(folder, ranks, "-m", "collectives.torch", SCRIPTS / f"{name}.py", *arguments)
 
 

@@ -117,7 +117,6 @@ def test_the_trouble_of_one_rank_ends_the_job(tmp_path, what):
 
 
 def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
-    """Not one that all ranks have."""
     ended = job(
         tmp_path,
         """

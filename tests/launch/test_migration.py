@@ -12,7 +12,6 @@ PAGE = ROOT / "docs" / "from-torch.md"
 
 
 def programs():
-    """torch's and the trainer."""
     found = [text for _, text in snippets(PAGE) if text.startswith("# ")]
     assert ["collectives.torch" in text.partition("\n")[0] for text in found] == [True, False]
     return found
@@ -23,7 +22,6 @@ def loss(told):
 
 
 def started(folder, ranks, text, *before, **variables):
-    """Output of a program of this text."""
     done = run_text(folder, text, before=before, ranks=ranks, **variables)
     assert done.returncode == 0 and (ranks is None or "Warning" not in done.stderr), done.stderr
     return done.stdout

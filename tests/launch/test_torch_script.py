@@ -177,11 +177,9 @@ TWO = "groups = [dist.new_group() for _ in range(2)]\n"
 #: the errors without torch.
 ENDS = {
     "error of all": ('raise ValueError("here")', 1, "ValueError: here"),
-    "error of one": ('if rank: raise ValueError("here")\ndist.barrier()', 1, "ValueError: here"),
     "status of all": ("sys.exit(3)", 3, ""),
     "status of one": ("if rank: sys.exit(3)\ndist.barrier()", 3, ""),
     "exit": ("if rank: sys.exit()\ndist.barrier()", 1, "barrier"),
-    "kill": ("if rank: os.kill(os.getpid(), 9)\ndist.barrier()", None, "rank 1"),
     "interrupt": ("""
 import signal, threading, time
 if rank: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -220,10 +218,9 @@ for g in groups:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ENDS)
 def test_the_exit_status_is_that_of_the_rank_that_fails(tmp_path, what):
-    """Launchers have several numbers for a rank that was killed."""
     then, status, said, *ranks = ENDS[what]
     done = started(tmp_path, "", then, *ranks)
-    assert done.returncode != 0 if status is None else done.returncode == status, done.stderr
+    assert done.returncode == status, done.stderr
     assert said in done.stderr
 
 

@@ -16,7 +16,6 @@ SMALL = ("train.steps=3", "train.epochs=1")
 
 
 def train(folder, run, job, *sets, options=(), ranks=None, **variables):
-    """Output of ``mpitrain train``."""
     given = [word for text in (f"run.dir={run}", *SMALL, *sets) for word in ("--set", text)]
     words = ("-m", "mpitrain", "train", job, *options, *given)
     done = programs.run(folder, *words, ranks=ranks, **variables)
@@ -25,7 +24,6 @@ def train(folder, run, job, *sets, options=(), ranks=None, **variables):
 
 
 def steps(run):
-    """The records of the steps."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     found = [record for record in map(json.loads, lines) if "grad_norm" in record]
     assert len(found) == 3

@@ -1,4 +1,4 @@
-"""Drawn programs of mpi4py do the same on virtual ranks and on MPI's."""
+"""Drawn programs of mpi4py do the same over our communicators, and on virtual ranks."""
 
 import pytest
 
@@ -16,12 +16,15 @@ DRAWS = [
 
 @needs_launcher
 @pytest.mark.parametrize(("ranks", "first", "last"), DRAWS)
-def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, first, last):
+def test_drawn_programs_of_mpi4py_do_the_same_over_ours_and_on_virtual_ranks(
+    tmp_path, ranks, first, last
+):
     """Each draw has a communicator and four calls: collectives in all forms, messages, requests
     that end in all ways, grids and graphs."""
     found = {}
     for kind, words, size in (
         ("real", (), ranks),
+        ("ours", ("-m", "collectives", "run"), ranks),
         ("virtual", ("-m", "collectives.virtual", "-n", ranks), None),
     ):
         folder = tmp_path / kind
@@ -29,9 +32,9 @@ def test_drawn_programs_of_mpi4py_do_the_same_on_virtual_ranks(tmp_path, ranks, 
         done = programs.run(folder, *words, PROGRAM, folder, first, last, ranks=size, seconds=300)
         found[kind] = [(folder / str(rank)).read_text().splitlines() for rank in range(ranks)]
         assert done.returncode == 0, (found[kind], done.stderr)
-    for real, virtual in zip(found["real"], found["virtual"], strict=True):
+    for real, *others in zip(*found.values(), strict=True):
         assert len(real) == last - first
-        assert virtual == real
+        assert others == [real] * 2
 
 
 PROGRAM_OF_RANKS = """

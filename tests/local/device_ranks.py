@@ -16,12 +16,7 @@ from tests.queued_cupy import Machine, RecordedLocal
 
 
 class Ranks:
-    """A plan for each rank, on buffers that work writes and reads that is queued elsewhere.
-
-    Attributes:
-        machine: the GPUs.
-        streams: for each rank, that of the caller's work.
-    """
+    """A plan for each rank, on buffers that its caller's stream writes and reads."""
 
     def __init__(self, patch, size, road, seed=None):
         self.cupy = queued_cupy.install(patch, Machine(devices=size, seed=seed))

@@ -10,11 +10,8 @@ def lengths(schedule, count):
     return [(count * blocks.send_blocks(m), count * blocks.recv_blocks(m)) for m in members]
 
 
-def reference(collective, inputs, rank, root=0, cuts=None):
-    """What ``rank`` must receive, computed without any schedule; ``None``: nothing.
-
-    ``cuts``: where each rank's input is cut into blocks; by default these are of one length.
-    """
+def reference(collective, inputs, rank, root=0):
+    """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
     size = len(inputs)
     if rank != root and collective in ("reduce", "gather"):
         return None
@@ -24,7 +21,7 @@ def reference(collective, inputs, rank, root=0, cuts=None):
         return np.sum(np.stack(ranks).astype(wide), axis=0)
 
     def to_rank(sender):
-        return np.split(inputs[sender], size if cuts is None else cuts[sender])[rank]
+        return np.split(inputs[sender], size)[rank]
 
     match collective:
         case "allreduce" | "reduce":

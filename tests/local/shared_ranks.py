@@ -14,6 +14,7 @@ from collectives.execution.pieces import PieceMessage
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.windows import Place
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
+from tests.local.references import lengths
 
 SEND, RECV = Place(0, 0), Place(1, 0)
 #: Items of a block.
@@ -52,30 +53,22 @@ class CountingNode(Node):
 
 
 class Layout:
-    """The buffers of all ranks.
-
-    Attributes:
-        sent: items that each rank sends.
-        first: block of ``recvbuf`` in which each rank's input lies in place, or ``None``.
-        buffers: send and receive buffer of each rank.
-    """
+    """Buffers of all ranks; ``first``: blocks of ``recvbuf`` in which inputs lie in place."""
 
     def __init__(self, schedule, in_place):
         blocks, self.schedule = schedule.contract, schedule
+        self.sent, received = zip(*lengths(schedule, COUNT))
         members = [schedule.member(rank)._replace(chunks=1) for rank in range(schedule.size)]
-        self.sent = [COUNT * blocks.send_blocks(member) for member in members]
-        received = [COUNT * blocks.recv_blocks(member) for member in members]
         self.first = [
-            blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members
+            blocks.place(m) if in_place and n else None for m, n in zip(members, received)
         ]
-        self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
+        self.buffers = [[np.zeros(n) for n in own] for own in zip(self.sent, received)]
         self.places = tuple(
             (SEND if sent and first is None else None, RECV if n else None)
             for sent, first, n in zip(self.sent, self.first, received)
         )
 
     def bind(self, node, binding):
-        """A plan of the rank that has ``node``."""
         combine = np.maximum if self.schedule.contract.idempotent else np.add
         return shared.bind_shared(
             self.schedule, node, self.places, COUNT, np.dtype(float), combine, binding
@@ -114,11 +107,7 @@ def in_two(monkeypatch, schedule):
 
 
 def in_shared_memory(*quick):
-    """Every algorithm that runs there, in place and not, on 2 to 5 ranks.
-
-    Args:
-        quick: numbers of ranks of the quick tests; all by default.
-    """
+    """Every algorithm there, in place and not, on 2 to 5 ranks, of which some are quick, or all."""
     for algorithm in ALGORITHMS:
         where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
         for in_place, size in product(where, (2, 3, 4, 5)):

@@ -58,7 +58,6 @@ class Ranks(Layout):
                 np.testing.assert_array_equal(recv, wanted)
 
     def all(self, choose):
-        """Runs them all; ``choose`` says who is tried first, and who next."""
         runs = {rank: self.run(rank) for rank in range(self.schedule.size)}
         interleave(runs, choose, self.schedule)
 

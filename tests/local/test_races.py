@@ -95,10 +95,7 @@ def event(call):
 
 
 def clocks(ranks):
-    """Yields each touch of ``RUNS`` runs with its rank, and how far that knows all ranks to be.
-
-    Raises AssertionError where ranks wait for ever.
-    """
+    """Yields each touch of ``RUNS`` runs with its rank, and how far that knows all ranks to be."""
     last = 2 + max(event.value for program in ranks for event in program if isinstance(event, Word))
     left = [[(run, event) for run in range(RUNS) for event in program][::-1] for program in ranks]
     known = [[0] * len(ranks) for _ in ranks]

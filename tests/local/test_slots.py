@@ -39,7 +39,6 @@ class SlotNode(CountingNode):
 
 
 def placed(schedule, rank, inputs, in_place):
-    """The operands of a rank, and its receive buffer."""
     sent, received = lengths(schedule, COUNT)[rank]
     send = inputs if sent else None
     recv = np.full(received, -99, inputs.dtype) if received else None

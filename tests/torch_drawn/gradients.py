@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as nn
 
@@ -127,12 +128,16 @@ def _reals(d: Draw, shape: Any) -> tuple[list[Tensor], torch.dtype]:
 def gradient_of_all_reduce(d: Draw) -> Drawn:
     every, dtype = _reals(d, shape := (2, *d.rows()))
     weights, is_new = d.values(shape, dtype), d.all.random() < 0.5
+    op = "SUM" if is_new else d.all.choice(("SUM", "AVG"))
+    d.with_gloo &= op == "SUM"
 
     def run(source: Tensor, group: Any) -> Any:
-        is_new_call = functional.all_reduce(source, "sum", group) if is_new else None
-        return is_new_call if is_new else nn.all_reduce(source, group=group)
+        if is_new:
+            return functional.all_reduce(source, "sum", group)
+        return nn.all_reduce(source * 1, getattr(dist.ReduceOp, op), group)
 
-    return _backward(d, run, every[d.me], [weights[d.me]], [sum(every)], sum(weights))
+    total, slope = reduced(op, every), reduced(op, weights)
+    return _backward(d, run, every[d.me], [weights[d.me]], [total], slope)
 
 
 @kind
@@ -147,6 +152,34 @@ def gradient_of_broadcast(d: Draw) -> Drawn:
         return nn.broadcast(source, d.ranks[root], group)
 
     return (yield from _backward(d, run, every[d.me], [weights[d.me]], [every[root]], slope))
+
+
+@kind
+def gradient_with_a_root(d: Draw) -> Drawn:
+    """What others than the root are given of a reduction or a gather counts nothing."""
+    if d.ranks != list(range(d.size)):
+        return  # as for a broadcast
+    every, dtype = _reals(d, shape := (2 * d.size, *d.rows()))
+    weights, root = d.values(shape, dtype), d.root()
+    way, d.with_gloo = d.all.choice(("reduce", "gather", "scatter")), False
+    counts = d.me == root or way == "scatter"
+
+    def run(source: Tensor, group: Any) -> Any:
+        if way == "scatter":
+            return nn.scatter([*source.split(2)], root, group)
+        every = nn.gather(source, root, group) if way == "gather" else None
+        found = every or [nn.reduce(source * 1, root, group=group)]
+        return [one if counts else 0 * one for one in found]
+
+    if way == "gather":
+        expected, slope = every, weights[d.me]
+    elif way == "reduce":
+        expected, weights, slope = [sum(every)], weights[root:], weights[root]
+    else:
+        expected, slope = [every[root].split(2)[d.me]], weights[root] * (d.me == root)
+        weights = [weights[root].split(2)[d.me]]
+    expected = [one if counts else 0 * one for one in expected]
+    return (yield from _backward(d, run, every[d.me], weights, expected, slope))
 
 
 @kind
@@ -182,7 +215,8 @@ def gradient_of_reduce_scatter(d: Draw) -> Drawn:
 @kind
 def gradient_of_all_to_all(d: Draw) -> Drawn:
     rows, row = drawn_splits(d), d.rows()
-    dtype, is_new = d.all.choice((torch.float32, torch.float64)), d.all.random() < 0.5
+    dtype, way = d.all.choice((torch.float32, torch.float64)), d.all.choice(("new", "one", "list"))
+    d.with_gloo &= way != "list"  # it has none
     every = [d.one(i, (sum(sent), *row), dtype) for i, sent in enumerate(rows)]
     columns = [list(column) for column in zip(*rows)]
     weights = [d.one(i, (sum(got), *row), dtype) for i, got in enumerate(columns)]
@@ -191,8 +225,11 @@ def gradient_of_all_to_all(d: Draw) -> Drawn:
     splits = (None, None) if leaves_out else (got, rows[d.me])
 
     def run(source: Tensor, group: Any) -> Any:
-        if is_new:
+        if way == "new":
             return functional.all_to_all_single_autograd(source, got, rows[d.me], group)
+        if way == "list":
+            outputs = [source.new_empty(n, *row) for n in got]
+            return torch.cat(nn.all_to_all(outputs, [*source.split(rows[d.me])], group))
         return nn.all_to_all_single(source.new_empty(sum(got), *row), source, *splits, group)
 
     found = torch.cat([t.split(sent)[d.me] for t, sent in zip(every, rows)])

@@ -66,8 +66,6 @@ def test_a_shell_gets_completions_and_a_program_goes_on_without(
 
 
 def commands(package, monkeypatch):
-    """The parsers of a program's commands."""
-
     class Found(Exception):
         pass
 
@@ -167,8 +165,6 @@ def test_without_an_mpi_library_help_and_version_answer():
 def test_the_log_and_the_record_of_a_benchmark(tmp_path):
     path = tmp_path / "a.json"
     flags = ["-e", "8", "--algorithm", "ring", "-n", "1", "--repeats", "1", "-J", str(path)]
-    quiet = started("collectives", "bench", "allreduce", *flags)
-    assert (quiet.returncode, quiet.stderr) == (0, "")
     told = started("collectives", "bench", "allreduce", "-v", *flags)
     assert re.search("^collectives: allreduce .* ring", told.stderr, re.MULTILINE)
     about = json.loads(path.read_text())["environment"]
@@ -252,7 +248,6 @@ def test_output_that_finds_no_room_is_one_sentence(words):
 
 @pytest.mark.parametrize("words", [("collectives", "list"), ("mpitrain", "examples")])
 def test_a_reader_that_ends_ends_the_command_without_a_word(words):
-    """As in ``collectives list | head``."""
     command = subprocess.Popen(
         [sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -111,14 +111,13 @@ def test_the_map_has_every_folder(package):
             assert f"`{path.name}/`" in text
 
 
-@pytest.mark.parametrize("program", [objects, experts, space], ids=lambda one: one.__name__)
-def test_a_picture_is_what_its_program_draws(program):
-    assert program.FILE.read_text() == program.svg()
+PICTURES = {program.FILE: program.svg for program in (objects, experts, space)}
+PICTURES |= {shares.FOLDER / f"{name}.svg": draw for name, draw in shares.FIGURES.items()}
 
 
-@pytest.mark.parametrize("name", shares.FIGURES)
-def test_pictures_of_axes_are_what_their_program_draws(name):
-    assert (shares.FOLDER / f"{name}.svg").read_text() == shares.FIGURES[name]()
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_is_what_its_program_draws(path):
+    assert path.read_text() == PICTURES[path]()
 
 
 def test_variables_in_the_text_are_read():

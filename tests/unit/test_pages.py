@@ -18,7 +18,6 @@ def window(tmp_path_factory):
 
 
 def opened(window, path, page, place=""):
-    """Opens a page from a file; returns its address."""
     path.write_text(page, encoding="utf-8")
     window.log("browser"), window.requests()
     window.open(f"{path.as_uri()}{place}")

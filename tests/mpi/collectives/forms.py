@@ -67,7 +67,6 @@ def tensor_of(items):
 
 
 def total(comm):
-    """The sum of all ranks."""
     return comm.size * (comm.size - 1) // 2
 
 

@@ -43,6 +43,7 @@ KINDS = {
     "counted alone": (lambda items: [items, items.size], FIRST),
     "in four parts": (lambda items: [items, items.size, 0, MPI.DOUBLE], FIRST),
     "by columns": (lambda items: np.asfortranarray(items.reshape(2, -1)), np.asarray),
+    "torch": (lambda items: pytest.importorskip("torch").from_numpy(items), np.asarray),
     "displaced": (lambda items: (items, (np.int64(items.size), 0), "d"), FIRST),
 }
 
@@ -157,17 +158,6 @@ def test_a_root_may_send_what_it_may_not_write(comm):
             values.flags.writeable = comm.rank != 0
             comm.Bcast(values, algorithm=algorithm)
             assert np.array_equal(values, np.arange(items))
-
-
-@pytest.mark.quick_on(2, 4)
-def test_torch_tensors(comm):
-    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-    for algorithm in WAYS:
-        tensor = torch.full((40, 30), float(comm.rank))
-        comm.Allreduce(MPI.IN_PLACE, tensor, algorithm=algorithm)
-        assert (tensor == total(comm)).all()
-    with pytest.raises(InvalidBuffer, match="gives no access"):
-        comm.Allreduce(MPI.IN_PLACE, torch.ones(3, requires_grad=True), algorithm="ring")
 
 
 @two_or_more

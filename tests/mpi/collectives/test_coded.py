@@ -59,7 +59,6 @@ def given(rank, n, dtype=np.float64):
 
 
 def summed(comm, n, dtype=np.float64, place=0):
-    """The sum of what all ranks' codes say."""
     every = (given(rank + place, n, dtype) for rank in range(comm.size))
     return np.sum([round_trip(Steps(), one) for one in every], axis=0)
 

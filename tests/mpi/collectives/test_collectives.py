@@ -7,22 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives.algorithms import names
-from tests.cases import mostly_slow, slow_case
-
-ALLREDUCES = [*names("allreduce"), "native", "auto"]
-
-
-@pytest.mark.quick_on(2, 3)
-@pytest.mark.parametrize("algorithm", mostly_slow(ALLREDUCES, ALLREDUCES[::3]))
-def test_large_segments_in_shared_memory(comm, algorithm):
-    """Long enough to be cut into several segments on every rank."""
-    count = (3 << 20) // 4 * comm.size + 1
-    array = comm.empty(count, np.float32)
-    for turn in range(2):
-        array[...] = np.arange(count) % 11 + comm.rank + turn
-        comm.Allreduce(MPI.IN_PLACE, array, algorithm=algorithm)
-        total = comm.size * (np.arange(count) % 11 + turn) + comm.size * (comm.size - 1) // 2
-        assert np.array_equal(array, total)
+from tests.cases import slow_case
 
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])

@@ -174,7 +174,6 @@ class Drawn:
         return [length(j) for j in range(number)]
 
     def sent(self, rank):
-        """The blocks that a rank sends."""
         member = self.member._replace(rank=rank)
         number = self.contract.send_blocks(member)
         return [
@@ -224,6 +223,12 @@ class Drawn:
             self.call()
 
     def call(self):
+        self.make()
+        run(self.comm, self.form, self.method, *self.given, **self.how)
+        self.compare()
+
+    def make(self):
+        """Fills the buffers of the call, and describes them."""
         contract, member, mine = self.contract, self.member, self.sent(self.comm.rank)
         name, is_root = contract.collective, self.comm.rank == self.root
         received = self.lengths(member, "recvbuf", contract.recv_blocks(member))
@@ -232,7 +237,7 @@ class Drawn:
         recv = self.buffer(received, self.gap if len(received) > 1 else 0)
         place = contract.place(member) if self.in_place and contract.in_place else None
         front = self.in_place and name == "reduce_scatter"
-        stays = self.in_place and name == "scatter" and is_root
+        self.stays = self.in_place and name == "scatter" and is_root
         own = np.random.default_rng([*self.seed, self.comm.rank, 99])
         of_all = name == "reduce_scatter" and self.unequal
         spec = Blocks(send.memory, [send.memory.size]) if of_all else send
@@ -243,34 +248,36 @@ class Drawn:
         into = recv.described(own, self.unequal, derived) if received else None
         if place is not None or front:
             sent, into = MPI.IN_PLACE, send.memory if front else into
-        given = [into] if name == "broadcast" else [sent, MPI.IN_PLACE if stays else into]
-        method = METHODS.get(name, name.capitalize()) + "v" * self.unequal
+        given = [into] if name == "broadcast" else [sent, MPI.IN_PLACE if self.stays else into]
+        self.method = METHODS.get(name, name.capitalize()) + "v" * self.unequal
         if of_all:
-            method = "Reduce_scatter"
+            self.method = "Reduce_scatter"
             given.append(send.lengths)
-        how = {"op": getattr(MPI, self.op)} if contract.reduces else {}
-        how |= {"root": self.root} if contract.rooted else {}
+        self.how = {"algorithm": self.algorithm}
+        self.how |= {"op": getattr(MPI, self.op)} if contract.reduces else {}
+        self.how |= {"root": self.root} if contract.rooted else {}
         send.memory.view(np.uint8)[...] = recv.memory.view(np.uint8)[...] = STAYS
         for j, block in enumerate(mine):
             send[j][...] = block
             if place is not None:
                 recv[place + j][...] = block
-        run(self.comm, self.form, method, *given, algorithm=self.algorithm, **how)
-        self.compare(Blocks(send.memory, received) if front else recv, stays)
-        if not front:
-            assert all(same(send[j], block) for j, block in enumerate(mine)), self
-        if derived is not None:
-            derived.Free()
+        self.given, self.derived = given, derived
+        self.unchanged = [] if front else [(send[j], block) for j, block in enumerate(mine)]
+        self.recv = Blocks(send.memory, received) if front else recv
 
-    def compare(self, recv, stays):
+    def compare(self):
+        recv = self.recv
         kept = np.ones(recv.memory.size, bool)
-        for j, length in enumerate([] if stays else recv.lengths):
+        for j, length in enumerate([] if self.stays else recv.lengths):
             kept[recv.starts[j] :][:length] = False
             expected = self.wanted(j)
             if expected is not None:
                 assert same(recv[j], expected), self
         if recv.gap:
             assert (recv.memory[kept].view(np.uint8) == STAYS).all(), self
+        assert all(same(*pair) for pair in self.unchanged), self
+        if self.derived is not None:
+            self.derived.Free()
 
 
 @pytest.mark.parametrize(

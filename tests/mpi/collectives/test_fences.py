@@ -39,12 +39,3 @@ def test_sums_are_right_and_fences_are_made(comm, monkeypatch, algorithm):
         assert P == 1 or len(made) > before + 1
         np.testing.assert_array_equal(total, wanted + turn * P)
     plan.Free()
-
-
-def test_x86_has_no_fences(monkeypatch):
-    monkeypatch.setattr(shared_memory.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(shared_memory, "Fences", None)  # not even made
-    with Communicator(MPI.COMM_WORLD) as comm:
-        items = comm.empty(1000)
-        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
-        assert (items == 0).all()

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
 from collectives.calls.bind import Binder
 from collectives.calls.validate import Validator
-from tests.mpi.collectives.forms import FORMS, by_address, expect_sum, run, total
+from tests.mpi.collectives.forms import FORMS, by_address, expect_sum, fresh, run, total
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2, 3)]
+comm = pytest.fixture(fresh)
 
 
 @pytest.fixture
@@ -26,14 +26,6 @@ def bound(monkeypatch):
 
     monkeypatch.setattr(Binder, "bind", noted)
     return calls
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as made:
-        if made.ranks_per_node < made.size:
-            pytest.skip("for ranks on one node")
-        yield made
 
 
 def test_the_plan_is_found_again_and_the_old_request_stays_ended(comm, bound):

@@ -43,11 +43,8 @@ def marks(lengths, memory):
 
 
 def check(comm, collective, items, memory, algorithm, forms=("",)):
-    """Calls on blocks of ``items`` each, ``None``: unequal ones.  Every mark must be the sum that
-    the contract says, and all else zero.
-
-    In place where that copies nothing, as memory is short.
-    """
+    """Calls on blocks of ``items`` each, ``None``: unequal ones; in place if that copies nothing.
+    Every mark must be the sum that the contract says, and all else zero."""
     contract = CONTRACTS[collective]
     member = Member(comm.rank, 2, root=1 if contract.rooted else 0)
 

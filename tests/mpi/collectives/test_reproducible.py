@@ -148,10 +148,3 @@ def test_ranks_with_another_setting_are_found_by_checking():
         for count in (4, 100_000):
             with pytest.raises(MismatchError, match="reproducible"):
                 comm.Allreduce(np.ones(count), np.ones(count))
-
-
-def test_the_setting_is_handed_on():
-    with Communicator(MPI.COMM_WORLD, reproducible=True) as comm, comm.Dup() as twin:
-        twin.Allreduce(numbers(3, float, RANK), found := np.empty(3))
-        assert same_bits(found, total(3, float, range(SIZE)))
-        assert twin.last_plan.algorithm == "exact"

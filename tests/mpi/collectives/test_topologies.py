@@ -105,15 +105,6 @@ def test_parts_of_a_grid_are_grids():
         cart.Free()
 
 
-@pytest.mark.mpi(min_size=2)
-def test_ranks_outside_of_a_grid_get_none():
-    with Communicator(MPI.COMM_WORLD) as comm:
-        cart = comm.Create_cart([1])
-        assert (cart == MPI.COMM_NULL) == (comm.rank > 0)
-        if comm.rank == 0:
-            cart.Free()
-
-
 def test_a_halo_exchange_among_collectives():
     """Neighbourhood collectives end the plans that are under way, which other ranks wait for."""
     with Communicator(MPI.COMM_WORLD, timeout=60) as comm:

@@ -290,15 +290,11 @@ QUANTIZED = partial(torch.quantize_per_tensor, TWO, 1, 3)
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: dist.all_gather_into_tensor(torch.empty(2 * P + 1), TWO), "world_size"),
-        (lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * P + 1)), "world_size"),
         (lambda: dist.all_reduce(torch.ones(2, 2).to_sparse_csr()), "make it dense"),
         (lambda: dist.all_gather([THREE] * P, TWO), "does not fit"),
         (lambda: dist.all_to_all_single(torch.empty(P), torch.ones(2 * P)), "does not fit"),
         (lambda: dist.all_to_all_single(torch.ones(()), torch.ones(())), "input is one number"),
         (lambda: dist.all_to_all([THREE] * P, [TWO] * P), "does not fit"),
-        (lambda: dist.all_to_all_single(torch.empty(2), TWO, [2] * P, [3] * P), "sizes"),
-        (lambda: dist.reduce_scatter(torch.empty(2), [TWO] * (P + 1)), "one a rank"),
         (lambda: dist.all_reduce(TWO.int(), dist._make_nccl_premul_sum(0.5)), "factor"),
         (lambda: dist.all_reduce(QUANTIZED(torch.qint32)), r"qint32.*tensor\.dequantize"),
         (lambda: dist.broadcast(QUANTIZED(torch.qint8), 0), r"qint8.*tensor\.dequantize"),

@@ -5,11 +5,9 @@ from math import ceil, log2
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build, check_default, names
-from collectives.algorithms.segments import passes_on, segmented
-from collectives.analysis.verify import verify
 from collectives.compile.cost import count
 from collectives.errors import UnknownAlgorithm
-from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
+from collectives.schedule import Copy, Send
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 
@@ -133,26 +131,3 @@ def test_a_segment_holds_an_item():
     assert many.chunks == 3 * 34
     assert build("allreduce", "ring:segments=4", 3, items=100).chunks == 3 * 4
     assert build("allreduce", "ring:segments=4", 3, items=0).chunks == 3
-
-
-def test_segments_have_the_workspace_that_they_use():
-    def through(rank, size):
-        yield (Send(1, sendbuf[0]),) if rank == 0 else (Recv(0, workspace[0]),)
-        if rank:
-            yield (Copy(recvbuf[0], workspace[0]), Recv(0, recvbuf[1]))
-        else:
-            yield (Copy(recvbuf[0:2], sendbuf[0:2]), Send(1, sendbuf[1]))
-
-    schedule = Schedule("broadcast", "through", 2, 2, 1, False, lambda rank: through(rank, 2))
-    assert verify(schedule) and verify(segmented(schedule, 3))
-
-
-def test_what_passes_on():
-    for collective, algorithm, size, answer in (
-        ("allgather", "direct", 5, False), ("allgather", "ring", 2, False),
-        ("allgather", "ring", 3, True), ("alltoall", "pairwise", 4, False),
-        ("broadcast", "binomial_tree", 2, False), ("broadcast", "chain", 3, True),
-        ("allreduce", "direct", 2, True), ("reduce_scatter", "direct", 3, True),
-        ("scatter", "binomial_tree", 4, True),
-    ):  # fmt: skip
-        assert passes_on(build(collective, algorithm, size)) is answer, (collective, algorithm)

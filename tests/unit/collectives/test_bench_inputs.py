@@ -27,11 +27,6 @@ def test_native_is_always_measured():
     assert "native" in bench.algorithms("alltoall", "all", 2)
 
 
-def test_a_named_algorithm_builds_no_other(monkeypatch):
-    monkeypatch.delattr("collectives.algorithms.registry.Registry._serves")
-    assert bench.algorithms("allreduce", "ring", 512) == ["ring", "native"]
-
-
 def test_commas_within_options():
     several = ["ring", "parameter_server:servers=2", "native"]
     assert arguments.split(",".join(several)) == several

@@ -189,8 +189,6 @@ def test_a_table_is_an_ordinary_file(tmp_path):
         ("Open MPI", 256 << 10, 2, 1, "ring"),
         ("Open MPI", 128 << 10, 2, 1, "native"),
         ("Open MPI", 1 << 20, 4, 1, "native"),  # its recursive halving
-        ("Open MPI", 4 << 20, 4, 1, "ring"),
-        ("Open MPI", 16 << 20, 4, 3, "ring"),
         ("Open MPI", 16 << 20, 16, 8, "ring"),
         ("Open MPI", 16 << 20, 2, 2, "direct"),  # through slots
         ("MPICH", 16 << 20, 2, 1, "native"),

@@ -79,12 +79,6 @@ def test_a_test_does_not_wait_for_a_message_on_its_way():
     assert not DelayedTransport.testall([on_its_way])
 
 
-def test_a_link_is_one_class():
-    assert delayed("far") is delayed(Link((0.162, 0.2), 100e6))
-    assert delayed("far") is not delayed("home")
-    assert issubclass(delayed("far"), DelayedTransport) and not DelayedTransport.has_checksums
-
-
 def test_the_environment_names_a_link(monkeypatch):
     monkeypatch.delenv("COLLECTIVES_CHECKSUMS", raising=False)
     monkeypatch.setenv("COLLECTIVES_LINK", "latency=100ms,bandwidth=100Mb/s")

@@ -94,11 +94,3 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path, capsys):
     assert [a["name"] for a in told["algorithms"]] == ["ring", "swing"]
     ring = json.dumps(record(build("allreduce", "ring", 8)))
     assert told["algorithms"][0]["runs"]["8"] == json.loads(ring)
-
-
-@pytest.mark.parametrize(("command", "limits"), [("draw", ("32", "128")), ("explore", ("64",))])
-def test_the_help_names_the_largest_number_of_ranks(capsys, command, limits):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    told = capsys.readouterr().out
-    assert all(f"up to {limit}" in told for limit in limits)

@@ -1,6 +1,8 @@
 """The drawn schedule: what it shows of many rounds, ranks and chunks, and the trees behind it."""
 
+import os
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -8,17 +10,11 @@ from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, build
 from collectives.algorithms.double_binary_tree import trees as double_trees
 from collectives.analysis.figure import columns, figure, moves, shade
+from collectives.analysis.grid import grid
 from collectives.analysis.structure import trees
 from tests.cases import slow_case
 
-
-@pytest.mark.parametrize(
-    ("collective", "algorithm", "size"),
-    [slow_case("allreduce", "circulant", 32), ("alltoall", "bruck", 4)],
-)
-def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
-    figure(build(collective, algorithm, size), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def test_equal_rounds_in_a_row_are_drawn_once():
@@ -82,3 +78,14 @@ def test_a_picture_for_every_algorithm(tmp_path, capsys):
     for algorithm in ALGORITHMS:
         path = tmp_path / f"{algorithm.collective}_{algorithm.name}_4.png"
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree", "butterfly"])
+def test_the_grid_is_as_it_was(algorithm, size):
+    """``UPDATE_GOLDEN=1 pytest`` rewrites the pictures; look at what changed."""
+    path = GOLDEN / f"allreduce_{algorithm}_{size}.txt"
+    drawn = grid(build("allreduce", algorithm, size)) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(drawn)
+    assert drawn == path.read_text()

@@ -27,8 +27,6 @@ def told(**change):
         (told(ran=""), "a row of ours needs `ran` and `ranks`"),
         (told(ranks=0), "a row of ours needs `ran` and `ranks`"),
         (told(ranks=-1), "Expected `int` >= 0"),
-        (told(ranks=2.5), "Expected `int`, got `float`"),
-        (told(ranks=10**12), "Expected `int` <= 1048576"),
         (told(ranks=10**30), "Expected `int` <= 1048576"),
         (told(ranks=64), "allreduce ring on 64 ranks has more than 5000 steps, too many to count"),
     ],
@@ -50,7 +48,6 @@ def test_fit_refuses_what_is_no_benchmark_or_too_large(
     ("arguments", "sentence"),
     [
         (["draw", "rign"], "did you mean 'ring'?"),
-        (["verify", "--algorithm", "rign"], "did you mean 'ring'?"),
         (["draw", "allreduce", "ring", "-n", "99"], "at most 32 ranks"),
         (["draw", "allreduce", "ring", "-n", "2000", "--text"], "at most 128 ranks, not 2000"),
         (["draw", "allreduce", "ring", "-n", "3", "-o", "/nowhere/ring.png"],
@@ -79,26 +76,18 @@ def test_mistakes_are_one_sentence_and_leave_no_file(
     ("arguments", "sentence"),
     [
         ("verify -n 1-x", "write e.g. 1-33,64 or 8..64"),
-        ("simulate -n 8..x", "write e.g. 1-33,64 or 8..64"),
         ("verify -n 0..4", "write e.g. 1-33,64 or 8..64"),
         ("verify -n 5-2", "5-2 is empty; write 2-5"),
         ("verify -n 1-9999999999999", "is more than 1048576 ranks"),
-        ("verify -n 1000000000000", "is more than 1048576 ranks"),
         ("simulate -n 8..1000000000000", "is more than 1048576 ranks"),
         ("list -n 1000000000000", "is more than 1048576 ranks"),
-        ("cost -n 1000000000000", "is more than 1048576 ranks"),
         ("simulate -n 16..8", "16..8 is empty; write 8..16"),
         ("list -n 0", "'0' is no whole number above 0"),
-        ("draw ring -n 0", "'0' is no whole number above 0"),
-        ("cost -n 0", "'0' is no whole number above 0"),
         ("cost --reduction 0", "'0' is no number above 0"),
         ("simulate --alpha nan", "'nan' is no finite number from 0 on"),
         ("simulate --bandwidth 0", "'0' is no number above 0"),
-        ("bench allreduce -n 0", "'0' is no whole number above 0"),
         ("bench allreduce -n -3", "'-3' is no whole number above 0"),
         ("bench allreduce -w -1", "'-1' is no whole number from 0 on"),
-        ("bench allreduce --overlap 0", "'0' is no whole number above 0"),
-        ("bench allreduce -T 0", "'0' is no number above 0"),
         ("bench allreduce -T nan", "'nan' is no number above 0"),
         ("bench allreduce --peak 0GB/s", "'0GB/s' is no bandwidth; write 25GB/s"),
         ("simulate --bandwith 3",
@@ -106,7 +95,6 @@ def test_mistakes_are_one_sentence_and_leave_no_file(
         ("verify allreduce ring", "verify: error: unrecognized arguments: ring; options are -h"),
         ("simulate --topology rings", "'rings' is no network; there are flat, "),
         ("verify ring", "'ring' is an algorithm; write --algorithm ring"),
-        ("bench allreduce --min-busbw nan", "'nan' is no finite number from 0 on"),
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be(capsys, arguments, sentence):
@@ -154,10 +142,11 @@ def test_one_vocabulary_and_that_of_the_release_before(capsys, monkeypatch, form
     assert not any(old in told for old in ("--size", "--collective"))
 
 
-def test_simulate(capsys):
-    words = "simulate -n 4,8 -b 8M --alpha 1 --bandwidth 10 --algorithm ring,direct"
-    assert main(words.split()) == 0
-    title, _, *rows = capsys.readouterr().out.splitlines()
+def test_simulate(capsys, tmp_path):
+    words = "simulate -n 4..8 -b 8M --alpha 1 --bandwidth 10 --algorithm ring,direct --plot"
+    assert main([*words.split(), f"{tmp_path}/s.png"]) == 0
+    assert (tmp_path / "s.png").stat().st_size > 1000
+    title, _, *rows, _ = capsys.readouterr().out.splitlines()
     assert title.startswith("allreduce of 8388608 bytes, network flat, 1 us, 10 GB/s")
     for row, p in zip(rows, (4, 8), strict=True):
         ranks, ring, direct, best = row.split()

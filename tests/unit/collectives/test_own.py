@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from collectives import Algorithm, ScheduleError, UnknownAlgorithm, register
@@ -16,7 +15,7 @@ from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, build, f
 from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import user_code
 from collectives.analysis.user_code import resolve
-from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
+from collectives.schedule import Buffer, Send, sendbuf
 
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "examples" / "own_algorithm.py"
@@ -25,7 +24,6 @@ INVENT = (ROOT / "docs" / "invent.md").read_text()
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """What a test registers is forgotten after it."""
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
 
 
@@ -68,10 +66,6 @@ def never_ending(rank, size):
         yield ()
 
 
-def to_peer(peer):
-    return lambda rank, size: iter([(Send(peer, sendbuf[0]),)])
-
-
 def of_chunk(chunk):
     return lambda rank, size: iter([(Send((rank + 1) % size, chunk),)])
 
@@ -81,15 +75,9 @@ def to_floats(rank, size):
         yield tuple(step._replace(peer=float(step.peer)) for step in steps)
 
 
-def rotate(rank, size):
-    to, source = (rank + 1) % size, (rank - 1) % size
-    yield Send(to, sendbuf[0]), Recv(source, recvbuf[0])
-
-
 @pytest.mark.parametrize(
     ("rounds", "claims", "sentence"),
     [
-        (lambda rank, size: (), {}, "rank 0 ends with recvbuf[0] never written"),
         (never_ending, {}, "the generator has not ended after 10000 rounds"),
         (lambda rank, size: None, {}, "'NoneType' object is not iterable"),
         (lambda rank, size: [Send(1 - rank, sendbuf[0])], {}, "is not a round: yield a tuple"),
@@ -97,13 +85,9 @@ def rotate(rank, size):
         (to_floats, {}, "has a peer or chunk that is no whole number"),
         (of_chunk("r0"), {}, "names what is no chunk of sendbuf, recvbuf"),
         (of_chunk(Buffer("mine")[0]), {}, "names what is no chunk of sendbuf, recvbuf"),
-        (of_chunk(sendbuf[0.5]), {}, "has a peer or chunk that is no whole number"),
-        (to_peer(np.zeros(1, int)), {}, "has a peer or chunk that is no whole number"),
         (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
         (lambda rank, size: [(Send(1 // (size - 2), sendbuf[0]),)], {},
          "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
-        (rotate, {}, "from rank 1, whose round 0 sends s0"),
-        (ring.allreduce, {}, "names s1, which does not exist"),
         (ring.allreduce, {"chunks": lambda size: 0}, "chunks is 0, not a number from 1 on"),
         (ring.allreduce, {"chunks": lambda size: size / 2}, "chunks is 0.5, not a number"),
         (ring.allreduce, {"chunks": lambda size: 1 // 0}, "ZeroDivisionError"),
@@ -140,7 +124,6 @@ def none(rank, size):
         (Algorithm("allreduce", "none", none), UnknownAlgorithm, "none of 2 to 9 ranks: not today"),
         (ring.allreduce, UnknownAlgorithm, "register takes an Algorithm, not a function"),
         (Algorithm("allreduce", "a", None), UnknownAlgorithm, "needs rounds, a generator"),
-        (Algorithm("allreduce", "a", "ring"), UnknownAlgorithm, "needs rounds, a generator"),
     ],
 )  # fmt: skip
 def test_what_is_no_algorithm_or_for_no_root_or_size_is_refused(given, error, sentence):
@@ -156,7 +139,6 @@ def test_what_is_no_algorithm_or_for_no_root_or_size_is_refused(given, error, se
         (f"{OWN}:both_ways:segments=4", "both_ways:segments=4"),
         (f"{OWN}:segments=4", "both_ways:segments=4"),
         ("ring:segments=2", "ring:segments=2"),
-        ("auto", "auto"),
         ("no_such", "no_such"),
     ],
 )
@@ -177,12 +159,11 @@ def file(folder, text):
 @pytest.mark.parametrize(
     ("text", "asked", "sentence"),
     [
-        ("", "", "has no algorithm; give it one"),
+        ("ring = ALGORITHMS[0]", "", "has no algorithm; give it one"),
         ("1 /", "", "cannot be imported: SyntaxError"),
         ("raise SystemExit(3)", "", "cannot be imported: SystemExit: 3"),
         ("a = like('one')\nb = like('two')", "", "has one, two; say which, as"),
         ("a = like('one')\nb = like('two')", ":tow", "has no algorithm 'tow'; did you mean 'two'"),
-        ("ring = ALGORITHMS[0]", "", "has no algorithm; give it one"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, text, asked, sentence):
@@ -207,7 +188,6 @@ def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
 
 
 def test_packages(monkeypatch, capsys):
-    """An installed package brings an algorithm under a name."""
     monkeypatch.setattr(user_code, "_brought", [of_ring("packaged")], raising=False)
     point = EntryPoint("packaged", "collectives.analysis.user_code:_brought", user_code.GROUP)
 
@@ -277,7 +257,6 @@ def on_12(how):
     [
         (lambda rank, size: 1 // 0, "ZeroDivisionError"),
         (never_ending, "the generator has not ended after 10000 rounds"),
-        (lambda rank, size: [None], "None is not a round: yield a tuple of steps"),
         (lambda rank, size: sys.exit(0), "SystemExit: 0"),
     ],
 )

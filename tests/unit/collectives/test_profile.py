@@ -63,7 +63,6 @@ def test_gains_say_by_which_table_and_what_shared_memory_may_add(monkeypatch, ki
 
 
 def ran(whole, kept, **sums):
-    """A rank with one call site."""
     site = Site(0, "Barrier at x.py:1", len(kept), sum(one.ended - one.begun for one in kept))
     for name, value in sums.items():
         setattr(site, name, value)

@@ -39,7 +39,6 @@ def test_a_plan_goes_on_in_the_thread_that_waits_for_it():
 
 @pytest.fixture
 def turns() -> Iterator[None]:
-    """Threads take turns after every few steps."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

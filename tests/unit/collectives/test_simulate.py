@@ -7,7 +7,7 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, build
-from collectives.algorithms.links import dgx1, grid
+from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import (
     Cluster,
@@ -88,6 +88,7 @@ def test_a_torus_shares_links_between_hops():
     around = Torus(LINK, shape=(8,))
     source, target = np.arange(8), (np.arange(8) + 3) % 8
     ((links, _),) = around.shared(source, target)
+    assert topology("torus3d", 8, LINK).shape == (2, 2, 2)
     assert np.bincount(links[links >= 0], minlength=16).tolist() == [0, 3] * 8
     assert seconds("ring", 8, around) == pytest.approx(seconds("ring", 8))
     assert seconds("butterfly", 8, around) > 2 * seconds("butterfly", 8)
@@ -120,22 +121,3 @@ def test_what_is_too_large_is_left_out_and_segments_are_not_uniform(monkeypatch,
         with pytest.raises(TooLarge, match="chain on 64 ranks has too many steps"):
             seconds("chain", 64, collective=collective)
         assert seconds("chain", 10, collective=collective)
-
-
-def test_shapes():
-    assert grid(64, 3) == (4, 4, 4)
-    assert grid(7, 2) == (1, 7)
-    with pytest.raises(ValueError, match="there are flat, fat-tree"):
-        topology("mesh", 8)
-
-
-def test_the_command(capsys, tmp_path):
-    picture = tmp_path / "s.png"
-    for ranks, rows in ("8..32", ["8", "16", "32"]), ("8", ["8"]):
-        arguments = ["-n", ranks, "--topology", "torus2d", "--plot", str(picture)]
-        assert main(["simulate", *arguments]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert "network torus2d, 1.5 us, 25 GB/s, one-port" in lines[0]
-        assert [line.split()[0] for line in lines[2:-2]] == rows
-        assert picture.stat().st_size > 1000
-        picture.unlink()

@@ -85,6 +85,9 @@ def test_drawn_links_meet_edmonds_bound_with_schedules_that_are_proved(seed):
             assert schedule.root == (root if collective == "broadcast" else 0)
             verify(schedule)
             verify(schedule, in_place=True)
+            for rank in range(len(lanes)):
+                steps = [step for steps in schedule.rounds(rank) for step in steps]
+                assert all(lanes[rank, step.peer] for step in steps if isinstance(step, Send))
 
 
 def test_weights_are_shares_of_the_buffer():
@@ -94,20 +97,6 @@ def test_weights_are_shares_of_the_buffer():
     assert len(check(lanes)) == 2
     assert spanning_trees.schedule(lanes).chunks == 2
     assert spanning_trees.schedule(lanes / 4.0).chunks == 2
-
-
-@pytest.mark.parametrize("pattern", ["ring", "torus", "dgx1"])
-def test_named_links_are_proved(pattern):
-    for size in {"ring": range(1, 18), "torus": [1, 4, 6, 9, 12, 16], "dgx1": [8]}[pattern]:
-        lanes = named(pattern, size)
-        for collective in ("allreduce", "broadcast"):
-            for root in {0, size - 1} if collective == "broadcast" else {0}:
-                schedule = build(collective, f"spanning_trees:links={pattern}", size, root)
-                verify(schedule)
-                verify(schedule, in_place=True)
-                for rank in range(size):
-                    steps = [step for steps in schedule.rounds(rank) for step in steps]
-                    assert all(lanes[rank, s.peer] for s in steps if isinstance(s, Send))
 
 
 def rings(lanes):
@@ -129,20 +118,6 @@ def test_trees_beat_every_ring_on_dgx1():
     trees = seconds("spanning_trees:links=dgx1,segments=32")
     assert 2 * trees < min(seconds("ring", way) for way in rings(lanes))
     assert 3.9 * trees < seconds("ring")  # in the order of the ranks: two of its links do not exist
-
-
-def test_trees_leave_two_machines_by_each_of_four_adapters():
-    """DGX-1s whose NVLinks are twice as fast as each cable, one from every other GPU."""
-    lanes = np.kron(np.eye(2, dtype=int), 2 * named("dgx1", 8))
-    for gpu in range(0, 8, 2):
-        lanes[gpu, 8 + gpu] = lanes[8 + gpu, gpu] = 1
-    out = [
-        sorted((rank, parent))
-        for tree in check(lanes)
-        for rank, parent in enumerate(tree.parents)
-        if (rank < 8) != (parent < 8) and rank
-    ]
-    assert sorted(out) == [[gpu, 8 + gpu] for gpu in range(0, 8, 2)]
 
 
 def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
@@ -168,7 +143,7 @@ def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("0 1\n2 0", "symmetric"), ("0 1 1", "square"), ("a b", "could not"), (None, "not found")],
+    [("0 1 1", "square"), ("a b", "could not"), (None, "not found")],
 )
 def test_files_that_cannot_be(tmp_path, text, told):
     file = tmp_path / "links.txt"

@@ -342,20 +342,6 @@ def test_ranks_that_both_send_first_hang_where_messages_are_large_or_all_wait():
             run(2, partial(program, post, message), **options)
 
 
-def test_a_rank_that_polls_wakes_when_a_message_is_there():
-    def program():
-        if COMM_WORLD.rank == 0:
-            here().compute(1.0)
-            COMM_WORLD.send("late", 1, tag=7)
-            return None
-        message = COMM_WORLD.Mprobe(tag=7)
-        return message.recv(), here().now()
-
-    _, (_, (text, now)) = run(2, program)
-    assert text == "late"
-    assert 1.0 < now < 1.001
-
-
 def test_a_deadlock_says_who_waits_for_whom():
     def program():
         rank = COMM_WORLD.rank

@@ -19,6 +19,7 @@ from collectives.failure.history import History
 from collectives.failure.peers import MOST_BYTES, Peers
 from collectives.failure.report import deadlock, missing, note, report
 from collectives.failure.watchdog import Watchdog
+from tests.processes import until
 
 
 @pytest.fixture
@@ -26,13 +27,6 @@ def watchdog():
     made = Watchdog(MPI.Intracomm(MPI.COMM_SELF), 0.2)
     yield made
     made.close()
-
-
-def until(there):
-    """Returns when ``there()`` is true, or after a minute."""
-    end = monotonic() + 60
-    while not there() and monotonic() < end:
-        sleep(0.01)
 
 
 def question(peers, text, seconds=60):
@@ -79,7 +73,6 @@ def test_a_false_alarm(watchdog):
 
 
 def test_a_rank_waits_when_half_of_the_time_is_over(watchdog):
-    """One that has just come is not the one that asks and reports."""
     watchdog._look, watchdog.timeout = (lambda *given: None), 100
     call = watchdog.calls.enter("allreduce")
     assert not watchdog._status()["waits"]
@@ -212,8 +205,6 @@ def test_what_is_complete():
     calls.leave(inner)
     calls.leave(outer)
     assert calls.completed == 2
-    alone = calls.enter("a message", numbered=False)
-    assert str(alone).startswith("a message at ") and str(inner).startswith("#2 barrier at ")
 
 
 def test_calls_of_two_threads_end_in_any_order():
