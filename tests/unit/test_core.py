@@ -95,7 +95,7 @@ assert main(["train", "digits", "--set", "train.steps=2"]) == 0
 """
 
 
-@pytest.mark.parametrize(("code", "most"), [(ALLREDUCE, 60), (DIGITS, 185)], ids=["sum", "job"])
+@pytest.mark.parametrize(("code", "most"), [(ALLREDUCE, 60), (DIGITS, 186)], ids=["sum", "job"])
 def test_a_small_program_imports_few_modules(code, most, tmp_path):
     if code is DIGITS:
         pytest.importorskip("sklearn")
