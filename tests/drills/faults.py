@@ -40,7 +40,8 @@ KINDS = {
     ),
     "full": Kind("the disk of the checkpoints is full", False, False, r"No space left on device"),
     "readonly": Kind(
-        "the folder of the checkpoints turns read-only", False, False, r"Read-only file system"
+        "the folder of the checkpoints turns read-only", False, False,
+        r"Read-only file system|nothing can be written there",
     ),
     "cut": Kind("the link of a host is cut", False, False, r"(?i)does not answer|lost|unreachable"),
     "slow": Kind("the link of a host is slowed down", False, True, ""),

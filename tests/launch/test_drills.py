@@ -45,7 +45,7 @@ def test_a_fault_wherever_it_strikes(drills, reference, kind, seed):
         pytest.skip(outcome.words)
     assert outcome.good, f"{fault} {outcome.verdict}: {outcome.words}"
     assert outcome.verdict == ("went on" if KINDS[kind].survives else "named")
-    if kind == "pause":
+    if kind == "pause" and len(os.sched_getaffinity(0)) >= RANKS:  # else a rank may lack a core
         assert outcome.words.startswith(f"rank {fault.rank} took ")
 
 

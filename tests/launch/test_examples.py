@@ -18,7 +18,10 @@ pytestmark = needs_launcher
 
 def run(folder, ranks, *arguments):
     done = programs.run(folder, *arguments, ranks=ranks, seconds=300)
-    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    warned = [line for line in done.stderr.splitlines() if "Warning" in line]
+    # torch warns of what torch and accelerate call, on Gloo, too.
+    assert all("/torch/" in line or "reducer.cpp" in line for line in warned), done.stderr
     return done.stdout
 
 
