@@ -17,6 +17,7 @@ from collectives.calls.mpi4py_spec import (
     Block,
     Gaps,
     fills_its_extent,
+    is_in_order,
     named_type,
     number,
     numbers,
@@ -205,8 +206,10 @@ class _Space:
             self.is_opaque = not (moves or datatype.is_predefined)
             # In a reduction, nobody looks at the gaps of the pair types of MAXLOC.
             self.gapped = (moves or self.is_opaque) and not fills_its_extent(datatype)
-            self.is_packed = moves and bool(size) and (self.gapped or not datatype.is_predefined)
-            if datatype.is_predefined and not self.is_packed:
+            self.is_packed = moves and bool(size) and (self.gapped or not is_in_order(datatype))
+            if not datatype.is_predefined:
+                self.dtype = np.dtype(np.uint8)
+            elif not self.is_packed:
                 self.dtype = _dtype(datatype, self.extent)
             if self.is_packed and (is_on_device(self.memory) or self.extent <= 0):
                 raise InvalidBuffer(
@@ -222,7 +225,7 @@ class _Space:
         if nbytes < 0 or nbytes % max(self.extent, 1):
             raise InvalidBuffer(
                 f"the {self.role} buffer of {self.memory.nbytes} bytes is no whole number of "
-                f"{self.dtype} items from item {start} on; name a count"
+                f"items of {self.extent} bytes from item {start} on; name a count"
             )
         return nbytes // max(self.extent, 1)
 

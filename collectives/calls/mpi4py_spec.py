@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import index
 from typing import Any, NamedTuple, Self
 
@@ -184,6 +185,29 @@ def fills_its_extent(datatype: MPI.Datatype) -> bool:
     """Whether its items, one behind the other, leave no byte between them."""
     size = datatype.Get_size()
     return datatype.Get_extent() == datatype.Get_true_extent() == (0, size)
+
+
+def is_in_order(datatype: MPI.Datatype) -> bool:
+    """Whether the numbers of an item, and gaps behind them, lie in memory as they are sent.
+
+    A vector within a struct is how mpi4py makes items of 2 GiB, which not every MPI can pack.
+    """
+    if datatype.is_predefined:
+        return True
+    integers, addresses, large, types = datatype.Get_contents()
+    words = [*integers, *addresses, *large]
+    try:
+        if not all(map(is_in_order, types)):
+            return False
+        if datatype.combiner == MPI.COMBINER_VECTOR:
+            _, length, stride = words
+            return length == stride
+        if datatype.combiner == MPI.COMBINER_STRUCT:
+            sizes = (n * one.Get_extent()[1] for n, one in zip(words[1:], types))
+            return words[1 + len(types) :] == [*accumulate(sizes, initial=0)][:-1]
+        return datatype.combiner in (MPI.COMBINER_CONTIGUOUS, MPI.COMBINER_DUP)
+    finally:
+        free_types(one for one in types if not one.is_predefined)
 
 
 def kept_type(user: object, datatype: MPI.Datatype) -> MPI.Datatype:

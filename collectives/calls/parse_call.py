@@ -303,8 +303,8 @@ def _takes(spec: Any, buffer: CallBuffer | None) -> bool:
 
 
 def _sure_words(spec: Any, buffer: CallBuffer | None) -> Any:
-    if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
+    if buffer is None or buffer.datatype is None or buffer.memory is not HOST:
         return spec
-    if buffer.items.dtype == OPAQUE:
+    if not buffer.datatype.is_predefined or buffer.gaps or buffer.items.dtype == OPAQUE:
         return spec
     return buffer.of_type(buffer.datatype)

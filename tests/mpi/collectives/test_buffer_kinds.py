@@ -69,6 +69,15 @@ TYPES = {
     "further on": (lambda: MPI.DOUBLE.Create_hindexed([3, 3], [16, 72]), [2, 3, 4, 9, 10, 11]),
     "in pairs": (lambda: MPI.DOUBLE.Create_contiguous(2), slice(0, 6)),
     "backwards": (lambda: MPI.DOUBLE.Create_indexed([1] * 6, range(5, -1, -1)), slice(5, None, -1)),
+    "a vector without gaps": (lambda: MPI.DOUBLE.Create_vector(3, 2, 2), slice(0, 6)),
+    "a struct in order": (
+        lambda: MPI.Datatype.Create_struct([2, 4], [0, 16], [MPI.DOUBLE] * 2),
+        slice(0, 6),
+    ),
+    "a struct out of order": (
+        lambda: MPI.Datatype.Create_struct([2, 4], [32, 0], [MPI.DOUBLE] * 2),
+        [4, 5, 0, 1, 2, 3],
+    ),
     "transposed": (
         lambda: MPI.DOUBLE.Create_vector(2, 1, 3).Create_hvector(3, 1, 8),
         [0, 3, 1, 4, 2, 5],
@@ -107,9 +116,11 @@ def test_types_that_differ_between_ranks(comm, name, algorithm):
     plan.Free()
 
 
-@pytest.mark.parametrize("algorithm", ["pairwise", "native"])
-def test_blocks_with_gaps_of_a_type_with_gaps(comm, algorithm):
-    kind = MPI.INT.Create_vector(2, 1, 2).Create_resized(0, 16).Commit()
+@pytest.mark.parametrize("algorithm", ["pairwise", "native", "auto"])
+@pytest.mark.parametrize("gapped", [False, True])
+def test_blocks_with_gaps_of_a_derived_type(comm, algorithm, gapped):
+    vector = MPI.INT.Create_vector(2, 1, 2).Create_resized(0, 16)
+    kind = (vector if gapped else MPI.INT.Create_contiguous(4)).Commit()
     counts, places = [1 + j % 2 for j in range(comm.size)], [3 * j for j in range(comm.size)]
     send, results = np.arange(12 * comm.size, dtype="i4") + 1000 * comm.rank, []
     sent = [send, ([counts[comm.rank]] * comm.size, places), kind]
