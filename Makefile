@@ -11,16 +11,16 @@ FEW    ?= 3
 GRIDS  ?= 2
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local
-# Of make layouts-N: drawn jobs.
+# ROUNDS: drawn jobs of make layouts-N.
 ROUNDS ?= 50
-# Of make test-full: drawn moments at which runs are killed, of each kind of fault.
+# SWEEPS: drawn moments at which make test-full kills runs, of each kind of fault.
 SWEEPS ?= 3
-# Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm;
-# HOW=run: as unchanged programs; HOW=virtual: on virtual ranks.
+# SIZES: numbers of ranks of make conformance, which takes all of mpi4py's test files unless
+# MODULES=cco_buf,comm; HOW=run: as unchanged programs; HOW=virtual: on virtual ranks.
 SIZES  ?= 1,2,3,4,5,7,8
 # For make heat: the URL or folder of its repository, or pypi for one file of its tests alone.
 HEAT   ?= https://github.com/helmholtz-analytics/heat
-# Of make torch-tests: the backend, the name that it has there, and the ranks.
+# SUITE: the backend of make torch-tests, the name that it has there, and the ranks.
 SUITE  ?= --as gloo -n 2
 CONFIG ?= jobs/examples/digits.toml
 

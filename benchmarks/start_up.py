@@ -30,7 +30,7 @@ PROGRAMS = {
     "a torch group over MPI": "import torch.distributed as d; "
     "d.init_process_group('collectives', rank=0, world_size=1, store=d.HashStore())",
 }
-#: What a program prints at its end: modules of ours, and lines of their files.
+#: End of a program: it prints modules of ours, and lines of their files.
 _COUNTED = """
 import sys
 ours = [m.__file__ for n, m in [*sys.modules.items()]

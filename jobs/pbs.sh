@@ -4,7 +4,7 @@
 : "${PBS_JOBID:?jobs: this is no job of PBS; give the script to qsub}"
 cd "$PBS_O_WORKDIR" || exit 2 # a job of PBS begins in the home folder
 
-# What PBS says of the job under a name; nothing where qstat does not say it.
+# Value that PBS has for the job under a name; nothing where qstat does not say it.
 of_job() { qstat -f "$PBS_JOBID" 2>/dev/null | sed -n "s/^ *$1 = //p" || true; }
 
 job=${PBS_JOBID%%.*}

@@ -32,7 +32,7 @@ class Browser:
         self._address = address
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What the browser answers to one command."""
+        """The browser's answer to one command."""
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self._address + path, data, method=method)
         try:
@@ -46,7 +46,7 @@ class Browser:
         self.ask("POST", "/url", {"url": url})
 
     def script(self, code: str) -> Any:
-        """What a piece of JavaScript returns."""
+        """Value of a piece of JavaScript."""
         return self.ask("POST", "/execute/sync", {"script": code, "args": []})
 
     def press(self, *keys: str) -> None:
@@ -79,7 +79,7 @@ class Browser:
         self.ask("POST", "/goog/cdp/execute", command)
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """What was logged since the last call: ``"browser"`` or ``"performance"``."""
+        """Entries logged since the last call: ``"browser"`` or ``"performance"``."""
         return self.ask("POST", "/se/log", {"type": kind})
 
     def requests(self) -> list[str]:

@@ -27,7 +27,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMP_NUM_THREADS=1
 cd /root
 """
-#: What is typed in the image, and a pattern of what it says.
+#: Commands typed in the image, and a pattern of what each says.
 COMMANDS = {
     "mpitrain doctor": "0 failed",
     "mpirun -n 2 mpitrain train digits": r"test accuracy 9[78]\.\d\d%, 2 ranks",
@@ -66,7 +66,7 @@ def mounted(image: Path) -> Iterator[None]:
 
 
 def inside(image: Path, script: str) -> str:
-    """What a script writes in the image.
+    """Output of a script in the image.
 
     Raises:
         SystemExit: it failed.

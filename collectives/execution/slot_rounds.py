@@ -5,7 +5,7 @@ into a slot: ``Send`` is a copy into it, ``Recv`` a copy out of it, and ``RecvRe
 operand there.  All steps from one rank to another in a round are one message.  Pieces of one length
 share their calls, which find their memory by the number of the piece.
 
-What goes to another node is the transport's, and on its way while the ranks use their slots: of a
+Messages to other nodes are the transport's, and on their way while the ranks use their slots: of a
 schedule in segments, some are on the wire while others are reduced in the node.
 """
 

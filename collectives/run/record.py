@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NamedTuple
 
-#: What a rank does in a call: it comes, for which others may wait; it waits for others.
+#: Roles of a rank in a call: it comes, for which others may wait; it waits for others.
 CAME, WAITED = 1, 2
 #: Single calls that a rank keeps: some 3 MB.
 MOST = 20_000

@@ -1,4 +1,4 @@
-"""What the pictures of docs/parallelism.md have in common: colours, boxes, lines and the file."""
+"""Colours, boxes, lines and the file that all pictures of docs/parallelism.md share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ STYLE = """
 """
 #: A colour for each rank or expert.
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
-#: What all ranks have alike.
+#: Colour of parts that all ranks have alike.
 COMMON = "#9aa3ad"
 
 

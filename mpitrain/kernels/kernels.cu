@@ -35,7 +35,7 @@ struct T {
 typedef float W;
 #endif
 
-// Of the scale of a row.
+// Type of the scale of a row.
 #if KIND == 1
 typedef float S;
 #else

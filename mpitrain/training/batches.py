@@ -91,7 +91,7 @@ class MicroBatches:
     def __post_init__(self) -> None:
         self._cuts_labels = self.cut is not None and self.cut.cuts_labels
         self._copies = 1 if self.cut is None or self._cuts_labels else self.cut.group.size
-        #: What counts by the labels, in each micro-batch here and for each label of a batch.
+        #: Amounts that count by the labels, in each micro-batch here and for each label of a batch.
         self._counts, self._shares = dict[int, float](), [1.0] * len(self.batches)
         #: Inputs for the first stage, and labels for the last one.
         self.inputs = _ahead(self.device, list(self.held), self._host_inputs)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUBNET = "10.77.0"
-#: What mpirun calls in the place of ssh: drops the options, maps the address to its namespace.
+#: Script that mpirun calls in place of ssh: drops the options, maps the address to its namespace.
 _AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 number=$((${1##*.} - 1)); shift

@@ -121,7 +121,7 @@ class Cluster:
         return out.strip().partition(";")[0]
 
     def job(self, number: str) -> dict[str, str]:
-        """What ``scontrol show job`` says, by key; of an array, of its last task."""
+        """Values of ``scontrol show job``, by key; of an array, of its last task."""
         out = self.run(["scontrol", "show", "job", "-o", number])
         return dict(re.findall(r"(\S+?)=(\S*)", out.splitlines()[-1]))
 

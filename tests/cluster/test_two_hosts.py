@@ -39,7 +39,7 @@ if comm.rank == 0:
 
 
 def told(up, ranks, *words, **variables):
-    """What ``python words`` writes on so many ranks of each host."""
+    """Output of ``python words`` on so many ranks of each host."""
     done = up.run(
         0, up.mpirun(ranks, [sys.executable, *words]), env=environment() | variables,
         capture_output=True, text=True, timeout=120,

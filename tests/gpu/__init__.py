@@ -1,1 +1,1 @@
-"""What a GPU must do, as one command: ``python -m tests.gpu.verify``."""
+"""Checks that a GPU must pass, as one command: ``python -m tests.gpu.verify``."""

@@ -7,7 +7,7 @@ from mpitrain.kernels import HOST, kernels_of
 from mpitrain.kernels.host import AdamOptions, SGDOptions
 from tests.gpu.check import Check
 
-#: What is nearly right, relative to the largest number.
+#: Errors that are nearly right, relative to the largest number.
 NEAR = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 MOMENTS = AdamOptions(0.9, 0.99, 1e-3, 0.1, True)
 MOMENTUM = SGDOptions(0.9, 0.1, True)

@@ -120,7 +120,7 @@ def nccl():
 
 
 def slow_sums(road, turns):
-    """Of each turn, whether this rank has the right sum.
+    """Each turn's verdict: whether this rank has the right sum.
 
     Work that takes long comes before a call, on a stream of the caller's, and work after it on the
     same stream; what was used is freed at once; the next call is on another stream.

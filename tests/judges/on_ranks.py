@@ -39,8 +39,8 @@ def replace_torchvision() -> None:
         module.MNIST = module.Compose = object  # type: ignore[attr-defined]
 
 
-#: What these ask of the constants ``MPI.COMM_WORLD`` and ``MPI.COMM_SELF``, which ours stands for
-#: but is not: to be found by name.
+#: Tests that ask the constants ``MPI.COMM_WORLD`` and ``MPI.COMM_SELF``, which ours stands for
+#: but is not, to be found by name.
 OF_CONSTANTS = {
     "testPickle (test_comm.TestCommSelf.testPickle)",
     "testPickle (test_comm.TestCommWorld.testPickle)",

@@ -92,7 +92,7 @@ for each in (None, beside):
 """
 
 
-#: What a script names, the launcher's options, the name that it then has, whose group it is
+#: Backend that a script names, the launcher's options, the name that it then has, whose group it is
 #: (nobody's: each rank fails), and how often it is told how to go over MPI.
 NAMED = [
     ("mpi", [], "mpi", NAME, 0),
@@ -173,7 +173,7 @@ def test_a_profile_names_the_slow_rank_and_where_the_others_wait_for_it(tmp_path
 
 
 TWO = "groups = [dist.new_group() for _ in range(2)]\n"
-#: What a script does, its exit status, and what is said; tests/launch/test_failures.py has most of
+#: Code of a script, its exit status, and what is said; tests/launch/test_failures.py has most of
 #: the errors without torch.
 ENDS = {
     "error of all": ('raise ValueError("here")', 1, "ValueError: here"),

@@ -1,4 +1,4 @@
-"""What collectives must give."""
+"""Results that collectives must give."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def lengths(schedule, count):
 
 
 def reference(collective, inputs, rank, root=0):
-    """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
+    """Items that ``rank`` must receive, computed without any schedule; ``None``: nothing."""
     size = len(inputs)
     if rank != root and collective in ("reduce", "gather"):
         return None

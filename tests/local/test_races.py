@@ -33,7 +33,7 @@ class Word(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """What a call reads and stores to."""
+    """Memory that a call reads and stores to."""
 
     read: tuple[np.ndarray, ...]
     stored: tuple[np.ndarray, ...]
@@ -69,7 +69,7 @@ class SayingNode(Node):
 
 
 def programs(schedule, in_place, met=False):
-    """What each rank says, waits for and touches in one run; its caller touches all around it."""
+    """Each rank's words, waits and touches in one run; its caller touches all around it."""
     layout, size = Layout(schedule, in_place), schedule.size
     for rank in range(size):
         node = SayingNode(rank, layout.buffers)
@@ -81,7 +81,7 @@ def programs(schedule, in_place, met=False):
 
 
 def event(call):
-    """Of a plan's call: a word that is said, one that is waited for, or what is touched."""
+    """Event of a plan's call: a word that is said, one that is waited for, or what is touched."""
     if isinstance(call, Word | Touch):
         return call
     if isinstance(waited := getattr(call, "__self__", None), Word):

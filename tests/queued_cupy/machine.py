@@ -5,9 +5,9 @@ executor carries queued operations out in any order that streams and events allo
 waited for and nothing before it must be (``lazy``), or drawn ones beside it.  So work that nobody
 has ordered gives other numbers than on a machine that is kind.
 
-The same is checked without luck: two operations that touch the same bytes, one of them writing,
+Order is checked without luck, too: two operations that touch the same bytes, one of them writing,
 must be ordered by streams, events or a host that has waited (a vector clock for each operation,
-Lamport, CACM 21, 1978; Mattern, 1989).  What is not is a :class:`Race`, kept in ``races``.
+Lamport, CACM 21, 1978; Mattern, 1989).  A pair that is not is a :class:`Race`, kept in ``races``.
 """
 
 import os

@@ -65,7 +65,7 @@ class RecordedTransport(_Recording, MPITransport):
 
 
 class RecordedLocal(_Recording, LocalTransport):
-    """Of a rank in this process, as the transport that it is made of."""
+    """Transport of a rank in this process, as the one that it is made of."""
 
     given = staticmethod(_host)
 

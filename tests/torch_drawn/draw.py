@@ -22,7 +22,7 @@ SUMS_OF_GLOO = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 SHAPES = ((), (0,), (1,), (7,), (4, 3), (2, 0, 3), (3, 1, 2), (16_384,), (16_385,), (130, 129))
 SUMS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 FACTOR = 2.0
-#: What lies where no call may write.
+#: Value that lies where no call may write.
 GUARD = 1
 
 Tensor = torch.Tensor

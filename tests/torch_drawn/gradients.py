@@ -156,7 +156,7 @@ def gradient_of_broadcast(d: Draw) -> Drawn:
 
 @kind
 def gradient_with_a_root(d: Draw) -> Drawn:
-    """What others than the root are given of a reduction or a gather counts nothing."""
+    """Results that others than the root are given of a reduction or a gather count nothing."""
     if d.ranks != list(range(d.size)):
         return  # as for a broadcast
     every, dtype = _reals(d, shape := (2 * d.size, *d.rows()))

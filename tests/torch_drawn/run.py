@@ -24,7 +24,7 @@ GROUPS = 3
 
 @dataclass
 class Report:
-    """What came of it on this rank.
+    """Outcome of a run on this rank.
 
     Attributes:
         calls: how many of each kind.

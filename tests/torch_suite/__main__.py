@@ -37,7 +37,7 @@ class Job:
             )
 
     def lines(self, kind: str) -> list[list]:
-        """What the ranks have written, in the order of ranks."""
+        """Lines that the ranks have written, in the order of ranks."""
         text = "".join(file.read_text() for file in sorted(self.folder.glob("*.jsonl")))
         lines = [json.loads(line) for line in text.splitlines() if line.endswith("]")]
         return [line[1:] for line in lines if line[0] == kind]

@@ -1,4 +1,4 @@
-"""What the two commands have in common: names, versions, logs, and a missing MPI library."""
+"""Parts that the two commands share: names, versions, logs, and a missing MPI library."""
 
 import argparse
 import json
@@ -93,7 +93,7 @@ def test_help_says_what_each_command_option_and_argument_is(package, monkeypatch
 
 
 def test_a_test_starts_each_module_that_can_be_started():
-    """What nothing runs is broken one day, without a word."""
+    """A module that nothing runs is broken one day, without a word."""
     modules = {
         str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__main__")
         for package in (*MAINS, "benchmarks")

@@ -50,7 +50,7 @@ COMMANDS = {
 CONSOLE_COMMANDS = (
     tomllib.loads((ROOT / "pyproject.toml").read_text()).get("project", {}).get("scripts", {})
 )
-#: Of a second or two, without ranks and without files that other commands write.
+#: Commands of a second or two, without ranks and without files that other commands write.
 CHEAP = {
     "collectives": ("list", "cost", "draw", "fit", "explore"),
     "mpitrain": ("schedules", "submit", "examples", "keys"),
@@ -59,7 +59,7 @@ CHEAP = {
 
 @every_document
 def test_blocks_are_of_kinds_that_are_tested(document):
-    """What a reader types is in a console with prompts, or is Python."""
+    """Text that a reader types is in a console with prompts, or is Python."""
     assert document.read_text().count("```") == 2 * len(blocks(document))
     for language, block in blocks(document):
         assert language in ("console", "bash", "python", "toml", "text", "")
@@ -193,7 +193,7 @@ def test_commands_can_be_typed():
 
 
 def program(words):
-    """What is run, and its words, without variables, launchers and interpreters."""
+    """Program that is run, and its words, without variables, launchers and interpreters."""
     rest = list(words)
     while rest and re.fullmatch(r"[A-Z_]+=.*|sudo", rest[0]):
         rest.pop(0)

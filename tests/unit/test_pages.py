@@ -37,7 +37,7 @@ def labels(window, view=0):
 
 
 def told(collective, name, size):
-    """What the page must say after each round."""
+    """Texts that the page must say after each round."""
     data = record(build(collective, name, size))
     return [
         {cell: spelled(data["nodes"], node) for cell, node in state.items()}

@@ -47,7 +47,7 @@ def _values(net: Any) -> dict[str, torch.Tensor]:
 
 
 def plain(program: Program) -> Trained:
-    """What plain torch trains in one process."""
+    """Result of plain torch in one process."""
     net, given = program.make(), program.given
     every = [p for p in net.parameters() if p.requires_grad]
     own = program.optimizer(every)
@@ -77,7 +77,7 @@ def plain(program: Program) -> Trained:
 
 
 def trained(comm: Any, folder: Path, program: Program, kind: torch.dtype, shadow: int) -> Trained:
-    """What the trainer trains on these ranks; collective."""
+    """Result of the trainer on these ranks; collective."""
     losses, given, off = list[float](), dict(program.given), list[str]()
     log = logging.getLogger("mpitrain")
 
@@ -106,7 +106,7 @@ def trained(comm: Any, folder: Path, program: Program, kind: torch.dtype, shadow
 
 
 class Verdict(NamedTuple):
-    """What became of a draw.
+    """Outcome of a draw.
 
     Attributes:
         number, kind, words: of the draw, its mistake, and all that was drawn.

@@ -64,12 +64,12 @@ def ticks(module):
 
 
 def bent(x, by):
-    """What no norm takes back."""
+    """A bend that no norm takes back."""
     return x + 0.1 * by * x.square()
 
 
 def before(module, value):
-    """What the last call had."""
+    """Value of the last call."""
     last, module.last = getattr(module, "last", value), value
     return last
 

@@ -33,7 +33,7 @@ class Whole(nn.Module):
 
 @dataclass
 class Program:
-    """What a trainer is given, drawn anew for each run, as losses may keep something.
+    """Objects that a trainer is given, drawn anew for each run, as losses may keep something.
 
     Attributes:
         parts: functions that make the module's parts, of which the first and the last fit the data.

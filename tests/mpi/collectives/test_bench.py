@@ -22,7 +22,7 @@ def bench(folder, *arguments):
     return status, json.loads((folder / "b.json").read_text())
 
 
-#: What has another name or call than the collectives: what is measured, and an algorithm.
+#: Benchmarks of other names or calls than the collectives: what is measured, and an algorithm.
 OTHERS = {
     "osu_bcast": ("broadcast", "chain"),
     "osu_alltoallv": ("alltoallv", "pairwise"),

@@ -25,7 +25,7 @@ def anonymous(items):
 
 
 FIRST = itemgetter(0)
-#: What makes a buffer of an array of doubles, and how to see what is in it then.
+#: Makers of a buffer from an array of doubles, and how to see what is in it then.
 KINDS = {
     "array": (lambda items: items, np.asarray),
     "memoryview": (memoryview, np.asarray),
@@ -89,7 +89,7 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("algorithm", ["binomial_tree", "native", "auto"])
 def test_types_that_differ_between_ranks(comm, name, algorithm):
-    """The same six numbers: of a type with gaps on rank 0, one behind the other on the others."""
+    """Six numbers lie in a type with gaps on rank 0, one behind the other on the others."""
     make, where = TYPES[name]
     kind = make()  # ours need no Commit
     if algorithm in ("auto", "native"):
@@ -204,7 +204,7 @@ def test_addresses_in_a_type_from_the_bottom_of_memory(comm, algorithm):
 
 @two_or_more
 def test_types_with_gaps_keep_no_memory(comm):
-    """Of one rank; its root's type has none."""
+    """One rank's memory; its root's type has no gaps."""
     kind = MPI.DOUBLE.Create_resized(0, 16).Commit()
     mine, everybody = bytearray(160), np.zeros(10 * comm.size)
     root = {"algorithm": "direct"}

@@ -36,7 +36,7 @@ def test_counts_and_displacements(comm):
     assert not blocks[2 * comm.size :].any()
 
 
-#: Of buffers, and of numbers without such an operation.
+#: Faults of buffers, and of numbers without such an operation.
 BAD = {
     "not contiguous": lambda: (np.zeros(10)[::2], np.zeros(5)),
     "read-only": lambda: (np.zeros(3), np.frombuffer(bytes(24))),
@@ -225,7 +225,7 @@ DIFFERENT = {
 }
 
 
-#: Of these, part of the sentence is the name.
+#: Names that are part of the sentence.
 SAID = ("as a plan", "root None|root 0", "no operation", "commute", "counts do not", "for rank")
 
 

@@ -59,7 +59,7 @@ def test_no_message_is_early(slow, algorithm, how):
             plan.Wait()
         took = monotonic() - begin
         assert (data == slow.size).all()
-        # What every rank has learned from the last one has travelled once at least.
+        # The last rank's numbers, which every rank has, have travelled once at least.
         assert took >= LATENCY
     if algorithm == "ring":
         assert took >= 2 * (slow.size - 1) * LATENCY

@@ -44,7 +44,7 @@ def test_the_probe_is_asked_once(cupy, monkeypatch, works):
         expect_sum(cupy, each)
         assert each._engine.settings.device == ("direct" if works else "staged")
     assert asked == ([(1, 1)[: comm.size]] if comm.rank == 0 else [])
-    # What is known to work, the MPI library's own collectives may have, too.
+    # The MPI library's own collectives may have what is known to work, too.
     refuses = pytest.raises(InvalidBuffer, match="which must be CUDA-aware")
     with nullcontext() if works else refuses:
         expect_sum(cupy, comm, "native")

@@ -130,7 +130,7 @@ def test_auto_goes_by_a_measured_table(cupy, tmp_path, monkeypatch, shared_gpu):
         comm.Allreduce(MPI.IN_PLACE, items)
         assert comm.last_plan.algorithm == ("butterfly" if shared_gpu else "nccl")
         assert np.array_equal(items.get(), total(comm.size, 50))
-        # What it cannot do goes another way.
+        # A call that it cannot do goes another way.
         comm.Allreduce(MPI.IN_PLACE, cupy.zeros(5, np.int32), MPI.BAND)
         assert comm.last_plan.algorithm != "nccl"
     with Communicator(world, device="staged") as comm:

@@ -38,7 +38,7 @@ def released(items):
     return view
 
 
-#: What mpi4py refuses of a buffer; what it takes is refused by no rank.
+#: Buffers that mpi4py refuses; what it takes is refused by no rank.
 REFUSED = {
     "a type without sums": lambda items: items.view("V8"),
     "other lengths": lambda items: items[:-1],

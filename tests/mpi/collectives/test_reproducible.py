@@ -21,7 +21,7 @@ def comm(request):
 
 
 def numbers(count: int, dtype: type, rank: int) -> np.ndarray:
-    """Of very different sizes, so that each order of a plain sum gives other bits."""
+    """Numbers of very different sizes, so that each order of a plain sum gives other bits."""
     rng = np.random.default_rng([rank, count])
     spread = 3 if dtype is np.float16 else 20
     found = rng.standard_normal(count) * 10.0 ** rng.integers(-spread, spread / 4, count)

@@ -1,4 +1,4 @@
-"""What a nonblocking call returns beside mpi4py's requests."""
+"""Requests that a nonblocking call returns, beside mpi4py's."""
 
 import time
 from unittest.mock import Mock

@@ -28,7 +28,7 @@ PATTERNS = {
 
 
 def pairs(pattern, rank, size, length, dtype, index_type=np.uint32):
-    """What ``rank`` gives: small whole numbers, whose sums every type represents."""
+    """Pairs that ``rank`` gives: small whole numbers, whose sums every type represents."""
     rng = np.random.default_rng([7, rank])
     indices = np.sort(PATTERNS[pattern](rank, size, length, rng)).astype(index_type)
     return indices, rng.integers(-3, 4, len(indices)).astype(dtype)

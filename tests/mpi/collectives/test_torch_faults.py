@@ -1,4 +1,4 @@
-"""What shows faults of programs on ``torch.distributed``: events, timeouts, checks of replicas."""
+"""Signs of faults of programs on ``torch.distributed``: events, timeouts, checks of replicas."""
 
 import gc
 from datetime import timedelta

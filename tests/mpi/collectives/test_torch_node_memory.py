@@ -166,7 +166,7 @@ def test_fsdp2_takes_its_buffers_from_the_group_unless_the_program_says_no(group
 
 @pytest.mark.mpi(min_size=2)
 def test_large_calls_of_ranks_on_a_host_each_take_the_ring(world, monkeypatch):
-    """What waits in MPI takes the core from the program; small calls are faster there."""
+    """Calls that wait in MPI take the core from the program; small ones are faster there."""
     monkeypatch.setattr(Communicator, "ranks_per_node", property(lambda self: 1))
     group = dist.new_group()
     comm, ways, total = group._get_backend(torch.device("cpu")).comm, [], P * (P + 1) // 2

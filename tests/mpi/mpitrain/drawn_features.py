@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler  # isort: skip
 BATCH, STEPS = 12, 10  # of two epochs
 
 
-#: Of groups of parameters; a factor begins at 0.
+#: Schedules of groups of parameters; a factor begins at 0.
 BY_GROUPS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, *[lambda s: 0.9**s] * 2]),
     "StepLR": SCHEDULES["steps"],
@@ -32,7 +32,7 @@ CASES = {name: (OPTIMIZERS["groups"], schedule) for name, schedule in BY_GROUPS.
 
 
 def flat(x):
-    """What takes no empty batch, as most modules."""
+    """A function that takes no empty batch, as most modules."""
     return x.view(x.size(0), -1)
 
 

@@ -32,7 +32,7 @@ class Waves(torch.utils.data.Dataset):
 
 
 class Turns(torch.utils.data.IterableDataset):
-    """The same, to be read in turn; at ``wrong`` is the rank and number of what cannot be."""
+    """Waves, to be read in turn; at ``wrong`` is the rank and number of what cannot be."""
 
     def __init__(self, samples, seed, wrong=(-1, -1)):
         self.waves, self.wrong = Waves(samples, seed), wrong

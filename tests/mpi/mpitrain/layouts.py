@@ -63,7 +63,7 @@ def mlp(dtype="float32", **parallel):
 
 
 def text_job(path, **run):
-    """Of a text that each rank may have under another name."""
+    """A job of a text that each rank may have under another name."""
     return changed(job("gpt"), data={"path": str(path), "units": "bytes"}, run=run)
 
 
@@ -169,7 +169,7 @@ def assert_goes_on(comm, config, kept=lambda trainer: {}):
 
 
 def alone(config, steps=20):
-    """The same in one process, without micro-batches or any layout; trained once for all tests."""
+    """Curve of one process, without micro-batches or any layout; trained once for all tests."""
     kept = {name: getattr(config, name) for name in ("run", "data", "model", "loss", "optim")}
     train = Train(epochs=config.train.epochs, batch_size=config.train.batch_size)
     return _trained_alone(json.encode(Config(**kept, train=train)), steps)

@@ -89,7 +89,7 @@ class Simulation:
                 return self.version(stage, micro_batch)
 
     def forward_weights(self, stage, micro_batch, lr):
-        # What was known at that time: later versions do not exist yet.
+        # Weights known at that time: later versions do not exist yet.
         at = self.due(stage, micro_batch)
         latest = self.weights[stage][at]
         if self.policy not in ("spectrain", "linear"):

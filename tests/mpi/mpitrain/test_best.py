@@ -20,7 +20,7 @@ from tests.mpi.mpitrain.layouts import RANKS, StopsAfter, equal, in_folder, job,
 
 pytestmark = pytest.mark.at_most(5)
 
-#: What the tests measure, one after another; every epoch has two steps.
+#: Scores that the tests measure, one after another; every epoch has two steps.
 SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
 BEST, END = 4, 10
 QUICK_ON = {"data": 1, "zero 3": 3, "pipe, 1f1b": 2}

@@ -93,7 +93,7 @@ def test_ranks_are_named_by_their_numbers_in_the_job(checked):
 @pytest.mark.parametrize("transport", [MPITransport, CheckedTransport])
 @pytest.mark.parametrize("longest", [5, 70_000])
 def test_activations_whose_sizes_vary(transport, longest):
-    """Of records, of gradients with an unused field, and without samples."""
+    """Records, gradients with an unused field, and activations without samples."""
 
     def record(rank, count, length):
         kind = [("x", np.float64, (length, 2)), ("kept", bool, (length,))]

@@ -247,7 +247,7 @@ class Cut(Buckets):
         return iter([*others, last[:cut], last[cut:]])
 
 
-#: What is given, the samples first, the error, and words of it; ranks divide some, and are told
+#: Arguments, the samples first, the error, and words of it; ranks divide some, and are told
 #: when the epoch begins.
 REFUSED = [
     (loader_of(Buckets, unmasked), {}, ConfigError, "padding has a part in it"),

@@ -163,7 +163,7 @@ def clamped():
 
 @pytest.mark.parametrize(("how", "name"), [*zip(LAYOUTS, ("ignored", "weighted", "masked"))])
 def test_a_backward_pass_that_clamps_sees_the_gradients_of_torch(comm, folder, name, how):
-    """What counts in the whole batch is known before the first micro-batch goes backward."""
+    """The count of the whole batch is known before the first micro-batch goes backward."""
     loss = LOSSES[name]
     data = Drawn(4, masked=loss is masked, left_out=FEW)
     with made(folder, loss, model=clamped, data=data, **LAYOUTS[how]) as trainer:

@@ -111,7 +111,7 @@ def held(monkeypatch):
     return found
 
 
-#: Of each number of ranks; few are quick.
+#: Budgets of each number of ranks; few are quick.
 BUDGETS = json.loads(BUDGET.read_text()).get(str(RANKS), {})
 
 

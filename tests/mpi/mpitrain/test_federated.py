@@ -27,7 +27,7 @@ pytestmark = pytest.mark.at_most(5)
 
 
 def job(dtype="float32", schedule="constant", **own):
-    """Of 20 clients by default; keys of [federated]."""
+    """A job of 20 clients by default; keys of [federated]."""
     if own.get("secure"):
         pytest.importorskip("cryptography")
     return Config(
@@ -50,7 +50,7 @@ def rounds(comm, config, count=None, **given):
 
 
 def alone(comm, config, count=None, **given):
-    """The same on one rank, told to all."""
+    """The rounds on one rank, told to all."""
     found = None
     if comm.rank == 0:
         found = rounds(MPI.COMM_SELF, config, count, **given)
@@ -291,7 +291,7 @@ def test_bytes_are_those_of_the_messages(comm):
     secure = first(bits=5, secure=True)
     keys, sealed, shown = 64, 2 * 33 + 16, 10 * 33
     assert secure.client_bytes == 4 * (elements + 1) + keys + 9 * sealed + shown
-    # Of rank 0: the sums of codes and of masks, its clients' keys, and what they tell of shares.
+    # Bytes of rank 0: sums of codes and of masks, its clients' keys, and what they tell of shares.
     own, telling = len(range(0, 10, RANKS)), len(range(0, 7, RANKS))
     beside = own * (10 - own) * sealed + (own * keys + telling * shown) * (RANKS - 1)
     assert secure.rank_bytes == pytest.approx(share * 8 * (elements + 1) + beside, rel=0.02)

@@ -80,7 +80,7 @@ class Squeezes(torch.nn.Linear):
 
 
 def hooked(parameters):
-    """Of which one has a hook on its gradient by now."""
+    """Optimiser of parameters, one of which has a hook on its gradient by now."""
     parameters = list(parameters)
     parameters[0].register_hook(lambda gradient: 2 * gradient)
     return sgd(parameters)
@@ -99,7 +99,7 @@ BAD_DATA = [
     ({"train_data": []}, "train_data has no samples"),
     ({"train_data": Endless()}, "train_data has no length"),
     ({"train_data": Turns(100, 1), "workers": 2}, "each process would read all of train_data"),
-    # Of the last rank's first part of an epoch; the digest reads 8.
+    # Sample of the last rank's first part of an epoch; the digest reads 8.
     ({"train_data": Turns(100, 1, wrong=(RANKS - 1, 23))},
      "sample 23 of Turns cannot be read: OSError"),
     (CLASSES | {"train_data": Quadrants(48, 1), "model": lambda: net(2)},
@@ -190,7 +190,7 @@ def test_schedules_that_cannot_be_are_refused(folder, optimizer, schedule, why):
         made(folder, optimizer=optimizer, schedule=schedule)
 
 
-#: What the first rank asks for (0), and the others (1).
+#: Settings of the first rank (0), and of the others (1).
 OTHER_JOBS = [
     (lambda r: {"epochs": 1 + r}, ConfigError, "jobs: train.epochs is 1 on rank 0 and 2 on"),
     (lambda r: {"batch_size": 24 - r}, ConfigError, "jobs: train.batch_size is 24 on rank 0"),

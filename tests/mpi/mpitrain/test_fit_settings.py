@@ -115,7 +115,7 @@ def test_settings_may_be_numbers_and_types_of_numpy_and_torch(comm, folder):
 
 
 def test_a_schedule_by_its_name(comm, folder):
-    """Of an optimiser of torch; it ends with the run."""
+    """Schedule of torch's optimiser; it ends with the run."""
     given, found = {"schedule": "cosine", "warmup_steps": 2, "steps": 7}, []
     given |= {"optimizer": OPTIMIZERS["AdamW"], "parallel": PARALLEL}
     with made(folder, comm, **given) as trainer:

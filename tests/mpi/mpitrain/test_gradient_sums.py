@@ -17,7 +17,7 @@ EVERY_ALLREDUCE = ["native", *names("allreduce")]
 
 
 # Algorithms that cut a buffer into chunks reduce each in another order of the ranks, so that the
-# order for an element depends on where its bucket begins.  Those of one chunk cannot tell.
+# order for an element depends on where its bucket begins.  Algorithms of one chunk cannot tell.
 @pytest.mark.parametrize(
     "algorithm",
     [a.name for a in ALGORITHMS if a.collective == "allreduce" and a.schedule(64).chunks == 1],

@@ -80,7 +80,7 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     labels = rng.integers(0, 2, samples)
     data = Dataset(Samples(inputs, labels), Samples(inputs[:50], labels[:50]), 2)
     config = job(folder, "float64", hogwild="tables")
-    # What the MPI library sends is not known.
+    # Bytes that the MPI library sends are not known.
     parallel = replace(config.parallel, algorithm="ring")
     config = replace(config, data=replace(config.data, rows=samples), parallel=parallel)
     objects = UserObjects(data=data)
@@ -145,7 +145,7 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
 @quick
 @pytest.mark.parametrize("at", [1, slow_case(4)])
 def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
-    """Of the own samples' rows, which nobody else sees; in a window, and at its end."""
+    """Rows of the own samples, which nobody else sees; in a window, and at its end."""
     config = job(folder, hogwild="tables")
     with start(comm, config) as trainer:
         compute = trainer._side._compute

@@ -1,4 +1,4 @@
-"""What a loop of torch does between steps: rates by tests, clipping by value, early ends."""
+"""Work that a loop of torch does between steps: rates by tests, clipping by value, early ends."""
 
 import copy
 import io
@@ -411,7 +411,7 @@ def test_a_run_goes_on_in_the_same_trainer_with_constants_that_move(folder):
     ],
 )
 def test_what_the_trainer_has_taken_over_cannot_change(folder, change):
-    """Of the optimiser that the program has made last, the shadow's is one, too."""
+    """The optimiser is the one that the program has made last; the shadow's is one, too."""
     made = []
 
     def optimizer(parameters):

@@ -1,4 +1,4 @@
-"""What module and loss share beside outputs, and what moves without a gradient: as in torch."""
+"""Values that module and loss share beside outputs, or move without a gradient: as in torch."""
 
 from copy import deepcopy
 from math import gcd

@@ -67,7 +67,7 @@ def regular():
     }
 
 
-#: Those that six layers can have which are no gpt's.
+#: Layouts that six layers can have which are no gpt's.
 LAYOUTS = {
     name: parallel
     for name, parallel in layouts("gpt", RANKS).items()

@@ -60,7 +60,7 @@ def trained(comm, config, **given):
 
 
 def synchronous(comm, config, workers, **parallel):
-    """The same on the first ranks alone, without servers; on all ranks."""
+    """Results of the first ranks alone, without servers; on all ranks."""
     part = comm.Split(comm.rank < workers, comm.rank)
     found = None
     if comm.rank < workers:
@@ -83,7 +83,7 @@ ONE_IS_SLOW = [pytest.param(count, marks=quick if count == 2 else slow) for coun
 @pytest.mark.parametrize("servers", ONE_IS_SLOW)
 @pytest.mark.parametrize("optim", mostly_slow(OPTIMS, ["sgd"]))
 def test_without_lag_it_is_the_all_reduce_bit_by_bit(comm, folder, servers, optim):
-    """Of parameter servers, which sums in the order of the ranks, and then one step."""
+    """Parameter servers' all-reduce, which sums in the order of the ranks, and then one step."""
     config = job(folder, OPTIMS[optim], ranks=servers, bound=0, window=5)
     found, records = trained(comm, config, before_step=delays(comm, 1))
     expected, theirs = synchronous(comm, config, RANKS - servers, algorithm="parameter_server")

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.at_most(5)
 
 STEPS = 9
 
-#: Of the exchanges: what each says, and steps of it.
+#: Settings of each exchange, and steps of it.
 KINDS = {
     "local": Sync(kind="local", period=3),
     "post-local": Sync(kind="local", period=3, start=2),

@@ -38,7 +38,7 @@ def workers(comm, dtype=np.float64, summation=None):
 
 
 def gradient(comm, worker, step):
-    """Of a worker; the mean over the workers is a whole number, and nothing rounds."""
+    """Gradient of a worker; the mean over the workers is a whole number, and nothing rounds."""
     drawn = np.random.default_rng([worker, step]).integers(-8, 9, sum(WIDTHS))
     return (comm.size * drawn).astype(float)
 
@@ -106,7 +106,7 @@ def test_one_worker_is_sequential_bit_by_bit(name):
 
 
 class Averaging:
-    """What workers do with their weights after a step, as the papers have it, in one process."""
+    """Changes of the workers' weights after a step, as the papers have them, in one process."""
 
     def __init__(self, sync, weights):
         self.sync, self.weights, self.queue = sync, weights, deque()

@@ -50,7 +50,7 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout, m
         every = times(trainer).ranks
     found = ranks(every)
     assert len(every) == RANKS and all(isinstance(record, Step) for record in records)
-    # What the steps say is what the ranks say.
+    # The steps say what the ranks say.
     lasted = RANKS * sum(record.seconds for record in records)
     assert sum(rank.seconds for rank in found) == pytest.approx(lasted, rel=0.05)
     shares = sum(r.seconds * (r.comm_share + r.wait_share) for r in records) * RANKS

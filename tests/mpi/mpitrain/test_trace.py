@@ -1,4 +1,4 @@
-"""What all ranks did when, on one clock."""
+"""Times of all ranks' acts, on one clock."""
 
 import time
 from contextlib import nullcontext

@@ -117,7 +117,7 @@ def test_steps_that_read_what_may_fail_exchange_no_pickles(comm, monkeypatch, la
 
 
 def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_off):
-    """Of communicators, and of processes that read ahead; neither does one that is closed."""
+    """Communicators are gone, and processes that read ahead; those of one that is closed, too."""
     config = changed(mlp(), workers=1)
     with pytest.raises(ConfigError, match="nonsense"):
         start(comm, changed(config, best="nonsense"))
@@ -144,7 +144,7 @@ def spoil(trainer):
 
 
 def unfit(before=""):
-    """What is said of it."""
+    """Pattern of what is said of it."""
     which = r"the inputs of sample \d+ to train on hold nan \(float32\)"
     return rf"{before}.*rank {RANKS - 1}: {which}"
 

@@ -190,7 +190,7 @@ def made(folder, make, data, **given):
 
 
 def every_loss(trainer):
-    """Of two epochs."""
+    """Losses of two epochs."""
     return [record.loss for epoch in range(2) for record in trainer.run_epoch(epoch)]
 
 

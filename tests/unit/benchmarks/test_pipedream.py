@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
     [(vgg16, 138_357_544, 15.47e9), (inception_v3, 23_834_568, 5.71e9)],
 )
 def test_models_have_their_published_sizes(model, parameters, multiplications):
-    """Those of torchvision, Inception-v3 without the 3,326,696 parameters of its auxiliary head."""
+    """Sizes of torchvision, Inception-v3 without the 3,326,696 parameters of its auxiliary head."""
     assert sum(layer.parameters for layer in model()) == parameters
     found = sum(layer.multiplications for layer in model())
     assert found == pytest.approx(multiplications, rel=1e-3)

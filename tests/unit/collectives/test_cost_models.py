@@ -102,7 +102,7 @@ def test_the_commands(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "T_PS = 2(L + T')" in told
     assert all(formula.algorithm in told for formula in FORMULAS)
-    # The same network by default, so the same time.
+    # Both have one network by default, so one time.
     assert main(["simulate", "-n", "6", "-b", "1M", "--algorithm", "ring"]) == 0
     simulated = capsys.readouterr().out
     assert "network flat, 1.5 us, 25 GB/s, one-port" in told and simulated

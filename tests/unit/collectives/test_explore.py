@@ -1,4 +1,4 @@
-"""What the explorer's page is told, against real runs and a replay in strings."""
+"""Data that the explorer's page is told, against real runs and a replay in strings."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.cases import every_algorithm
 
 
 def states(told):
-    """What ``(rank, buffer, cell)`` holds, as a node, at first and after each round."""
+    """Node that each ``(rank, buffer, cell)`` holds, at first and after each round."""
     held = {(rank, buffer, i): node for rank, buffer, i, node, _ in told["start"]}
     yield dict(held)
     for steps in told["rounds"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COLLECTIVES = ROOT / "collectives"
-#: What a schedule is, means and does needs no MPI; the transports bring it.
+#: Code of what a schedule is, means and does needs no MPI; the transports bring it.
 LANGUAGE = [COLLECTIVES / name for name in ("schedule.py", "contracts.py", "errors.py")]
 WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "compile", "execution")]
 PURE_FILES = LANGUAGE + sorted(path for wing in WINGS for path in wing.glob("*.py"))

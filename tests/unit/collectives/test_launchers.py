@@ -1,11 +1,11 @@
-"""What processes are told by launchers, and which of them are refused."""
+"""Processes, what launchers tell them, and which of them are refused."""
 
 import pytest
 
 from collectives.errors import LaunchError
 from collectives.launchers import LAUNCHERS, PREFIXES, check_launch, excess
 
-#: What one process of several was told, as the launchers' own output and sources have it.
+#: Variables told to one process of several, as the launchers' own output and sources have them.
 TOLD = {
     "srun": {
         "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0",
@@ -120,7 +120,7 @@ def test_what_is_meant_is_not_refused(size, vendor, told):
         ("MPICH", {**TOLD["mpirun of Open MPI 5"], "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "1"}),
         ("Open MPI", {**TOLD["mpiexec of MPICH"], "SLURM_STEP_NUM_TASKS": "1"}),
         ("Open MPI", {**TOLD["torchrun"], **OMPI_1}),
-        # What another MPI's launcher has told is no proof for this one.
+        # Variables of another MPI's launcher are no proof for this one.
         ("Open MPI", {**TOLD["srun"], **HYDRA_1}),
         # A step in a shell whose PMI_SIZE it has inherited.
         ("MPICH", {**TOLD["srun"], "PMI_SIZE": "1", "PMI_RANK": "0"}),

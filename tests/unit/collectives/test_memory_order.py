@@ -67,7 +67,7 @@ def x86(first, second):
 
 
 def outcomes(programs, model):
-    """What the loads that may load anything have loaded, over all executions that count."""
+    """Values of the loads that may load anything, over all executions that count."""
     found = set()
 
     def go(left, memory, loaded):
@@ -125,7 +125,7 @@ def both_ways(fenced):
 
 
 def through_a_third(fenced):
-    """What rank 0 has stored reaches rank 2, who has only heard of it from rank 1."""
+    """A store of rank 0 reaches rank 2, who has only heard of it from rank 1."""
     ranks = [Rank(fenced) for _ in range(3)]
     ranks[0].store("data", 1)
     ranks[0].tick("first", 1)

@@ -1,4 +1,4 @@
-"""What topologies make of a round; test_cost_models.py has the closed forms."""
+"""Rounds on topologies; test_cost_models.py has the closed forms."""
 
 from dataclasses import replace
 

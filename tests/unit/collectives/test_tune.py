@@ -15,7 +15,7 @@ from collectives.contracts import CONTRACTS
 
 
 def at(nbytes, **times):
-    """What was measured at one size: microseconds in each repeat."""
+    """Results measured at one size: microseconds in each repeat."""
     return [
         Result(
             "allreduce", name, name, "", nbytes, 1, "f4", "sum", False, "numpy", 2, 1, times_us=us
@@ -80,7 +80,7 @@ def entry(memory, *told):
     ("memory", "told", "kept"),
     [
         ("shared", [(0, "native", 1.0)], [(0, "native")]),
-        # What is faster at a few bytes here is often slower there.
+        # An algorithm that is faster at a few bytes here is often slower there.
         ("shared", [(0, "ring", 1.2)], [(0, "native"), (32768, "ring")]),
         ("shared",
          [(0, "native", 1.0), (512, "ring", 1.1), (8192, "direct", 1.1), (1 << 20, "ring", 4.0)],

@@ -1,4 +1,4 @@
-"""What ranks tell one another of a hang, and that a false alarm leaves the watchdog as it was."""
+"""Messages of ranks on a hang, and a watchdog that a false alarm leaves as it was."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ def watchdog():
 
 
 def question(peers, text, seconds=60):
-    """What ``peers`` answers to a datagram in time, or nothing."""
+    """Answer of ``peers`` to a datagram in time, or nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.settimeout(seconds)
         asking.sendto(text.encode(), ("127.0.0.1", peers.socket.getsockname()[1]))
@@ -251,7 +251,7 @@ def test_two_ranks_that_wait_for_each_other_on_two_communicators(pair):
     there = [("other", 3, "#3 barrier")]
     first = answer(0, 5, 5, made_on={"other": 2})
     assert deadlock(pair, {0: first, 1: answer(1, None, 4, elsewhere=there)}).count("waits in") == 2
-    # What the other waits in has been begun here, and moves along; or it has begun ours.
+    # The call that the other waits in has been begun here, and moves along; or it has begun ours.
     begun = answer(0, 5, 5, made_on={"other": 3})
     assert not deadlock(pair, {0: begun, 1: answer(1, None, 4, elsewhere=there)})
     assert not deadlock(pair, {0: first, 1: answer(1, None, 5, elsewhere=there)})

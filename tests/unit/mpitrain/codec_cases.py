@@ -29,7 +29,7 @@ def once(codec, x, seed):
 
 
 def through(codec, x, seed=0):
-    """The same; every byte of the code is written, ``x`` is not."""
+    """Code of ``x``, decoded; every byte of it is written, ``x`` is not."""
     kept = x.copy()
     codes = [np.full(codec.nbytes(len(x)), garbage, np.uint8) for garbage in (0xA5, 0x5A)]
     for code in codes:
@@ -79,7 +79,7 @@ def linear_sum(sketches, step, ranks):
     """Exchange of a codec that adds up, in the tensors of several ranks, without ranks.
 
     Returns:
-        Of each rank what of its own values the sum has.
+        The part of each rank's own values that the sum has.
     """
     runs = [sketch.phases(step) for sketch in sketches]
     for number in range(len(sketches[0].sums)):

@@ -1,4 +1,4 @@
-"""What ``mpitrain certify`` notes of runs, in one process."""
+"""Notes of ``mpitrain certify`` on runs, in one process."""
 
 import gc
 from weakref import ref

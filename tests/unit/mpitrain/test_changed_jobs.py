@@ -149,7 +149,7 @@ def test_rates_go_by_steps_taken_or_by_epochs(tmp_path, schedule_by, rates):
 def test_rates_behind_another_size_of_batches_are_again_those_of_before(
     tmp_path, schedule_by, now, between
 ):
-    """Of a run that goes back to a checkpoint of before that size."""
+    """The run goes back to a checkpoint of before that size."""
     job = {"schedule": lambda step: 1 + step, "schedule_by": schedule_by}
     fitted(tmp_path, steps=1, batch_size=now, **job)
     fitted(tmp_path, resume=True, steps=3, batch_size=between, **job)

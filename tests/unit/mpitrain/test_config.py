@@ -1,4 +1,4 @@
-"""What a job file may say, and how it is told that it may not."""
+"""Settings that a job file may have, and how it is told of others."""
 
 import re
 from itertools import product

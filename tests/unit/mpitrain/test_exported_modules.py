@@ -35,7 +35,7 @@ class Adapted(nn.Module):
 
 
 class Tied(nn.Module):
-    """The same matrix in and out, and a frozen one under two names."""
+    """One matrix in and out, and a frozen one under two names."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What mpitrain takes of collectives: names of its face, and a few others for a reason each."""
+"""Names that mpitrain takes of collectives: its face, and a few others for a reason each."""
 
 import ast
 from importlib import import_module
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[3]
 #: The package itself, the modules of its first floor, and its folders, by their public names.
 MODULES = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
 FOLDERS = {f"collectives.{p.parent.name}" for p in (ROOT / "collectives").glob("*/__init__.py")}
-#: What lies deeper, and why mpitrain needs it.
+#: Modules that lie deeper, and why mpitrain needs it.
 DEEPER = {
     "collectives.bench.point_to_point": "doctor times a message as tune does",
     "collectives.calls.native": "doctor names the MPI library as the tuning table does",

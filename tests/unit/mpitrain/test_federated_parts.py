@@ -114,7 +114,7 @@ ALL, CUT = True, False
         # Whoever is cut off sends what it has done.
         ({}, (2, 4, 9), [(0, 2, ALL, 1), (1, 4, ALL, 2), (2, 4, CUT, 5)], 4.0),
         ({"weigh": "work"}, (2, 4, 9), [(0, 2, ALL, 2), (1, 4, ALL, 8), (2, 4, CUT, 20)], 4.0),
-        # Those that have done the most are taken.
+        # Clients that have done the most are taken.
         ({"take": 2}, (100, 9, 4), [(1, 4, CUT, 2), (2, 4, ALL, 5)], 4.0),
         # Changes of 10 bytes leave 2 seconds for steps, or none.
         ({"bandwidth": 5.0}, (1, 2, 9), [(0, 1, ALL, 1), (1, 2, ALL, 2), (2, 2, CUT, 5)], 4.0),

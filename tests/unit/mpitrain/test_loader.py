@@ -66,7 +66,7 @@ def test_the_order_and_every_value_are_those_without_processes_and_stay(workers)
 
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_it_may_be_left_in_the_middle(taken):
-    """What is asked for then is not answered with what was asked for before."""
+    """Later requests are not answered with what was asked for before."""
     with loader(2) as reader:
         with closing(reader.read(requests())) as reading:
             for _ in range(taken):

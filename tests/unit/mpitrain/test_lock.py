@@ -77,7 +77,7 @@ def take(folder):
 
 
 def left(folder, **changed):
-    """What an owner left that is not here any more."""
+    """Lock that an owner left who is not here any more."""
     gone = Owner("elsewhere", 7, "7", "", "then")
     (folder / NAME).write_bytes(msgspec.json.encode(replace(gone, **changed)))
 

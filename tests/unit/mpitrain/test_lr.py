@@ -76,7 +76,7 @@ def test_schedules_by_name_are_those_of_torch_and_transformers(kind, warmup, end
 
 
 def test_warm_up_in_steps_counts_the_steps_that_were_taken():
-    """Of a run that goes on with other batches, epochs begin at other steps."""
+    """Epochs begin at other steps in a run that goes on with other batches."""
     optim = Optim(lr=1.0, reference_batch=0, warmup_steps=10, schedule="linear")
     rates = Rates(optim, Train(epochs=4), 10, ahead=4)
     assert [rates.rate(s) for s in (5, 10, 27, 44)] == pytest.approx([0.5, 1.0, 0.5, 0.0])

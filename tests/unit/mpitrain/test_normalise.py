@@ -1,4 +1,4 @@
-"""What a program gives becomes a job and objects, before anything is made of them."""
+"""Arguments of a program become a job and objects, before anything is made of them."""
 
 import numpy as np
 import pytest

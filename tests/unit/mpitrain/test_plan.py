@@ -1,4 +1,4 @@
-"""What ``mpitrain plan`` predicts: the search's own model of a step, in the job's layout."""
+"""Predictions of ``mpitrain plan``: the search's own model of a step, in the job's layout."""
 
 import random
 import re
@@ -138,7 +138,7 @@ def test_what_replicas_exchange_is_priced(tables, parallel, times):
 
 
 def step_of(config, machine=MACHINE):
-    """What a plan predicts of a step, and the bytes of the model's parameters."""
+    """Prediction of a plan for a step, and the bytes of the model's parameters."""
     own = load_job(config, "plan")
     return planned(own, own.search(machine, is_counted=True), config).step, 4 * own.model.size
 

@@ -114,7 +114,7 @@ def test_digits_of_which_a_part_has_too_few(fraction):
 
 
 def test_a_digest_reads_little_of_much(tmp_path, monkeypatch):
-    """Of 300 MB, a thousandth."""
+    """A thousandth of 300 MB."""
     np.memmap(tmp_path / "train.bin", "<u2", mode="w+", shape=(150_000_000,))
     np.memmap(tmp_path / "val.bin", "<u2", mode="w+", shape=(1000,))
     tokens = load_text(tmp_path / "train.bin", "bytes", 100, 0.2)

@@ -1,4 +1,4 @@
-"""What ``mpitrain scale`` says of runs, beside laws that are known."""
+"""Findings of ``mpitrain scale`` on runs, beside laws that are known."""
 
 import json
 import math

@@ -109,7 +109,7 @@ def of_zoo(kind):
     return {"model": program.make, "optimizer": program.optimizer}
 
 
-#: What a program can do that makes a layout train other numbers, and the words that tell of it.
+#: Acts of a program that make a layout train other numbers, and the words that tell of each.
 PLANTED = {
     "mixes": (OUTPUTS, lambda: of_zoo("samples mixed forward")),
     "mixes beside batch norm": (OUTPUTS, lambda: {
@@ -347,7 +347,7 @@ def test_a_loss_that_reads_what_the_module_changes_is_told(tmp_path, steps, read
 
 
 def leaving(module, x):
-    """What a trial could leave behind."""
+    """Traces that a trial could leave behind."""
     module.calls = getattr(module, "calls", 0) + 1
     module.frozen.add_(0.1)
     return x * (random.random() + np.random.rand() + torch.rand(1) < 9) + module.frozen

@@ -271,7 +271,7 @@ def test_the_lines_of_sites_make_scripts(words, capsys, monkeypatch):
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_scripts_pass_shellcheck():
-    """Those that are generated, and those of jobs/."""
+    """Scripts that are generated, and those of jobs/."""
     jobs = ROOT / "jobs"
     for scheduler in ("slurm", "pbs"):
         settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
@@ -319,7 +319,7 @@ def of_pbs(folder, nodes=NODES):
     return {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{folder}/nodes"}
 
 
-#: What a script of each scheduler reads.
+#: Files that a script of each scheduler reads.
 SOURCES = {
     kind: "; ".join(f". {ROOT}/jobs/{name}.sh" for name in (kind, "launch", "again"))
     for kind in ("slurm", "pbs")
@@ -470,7 +470,7 @@ def test_who_comes_back_in_a_container(tmp_path, job, limit, status, found, come
     assert calls[2:] == ["scontrol requeue Incomplete 7"] * comes_back
 
 
-#: What the ranks of a job of PBS do, the job's status, and whether it comes back.
+#: Command of the ranks of a job of PBS, the job's status, and whether it comes back.
 ENDS = [
     ("exit 75", 75, True),
     ("exit 139", 139, True),

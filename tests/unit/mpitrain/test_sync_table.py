@@ -1,4 +1,4 @@
-"""What [sync] may say."""
+"""Settings of [sync]."""
 
 import pytest
 

@@ -141,7 +141,7 @@ def test_a_first_batch_with_zeros_does_not_hide_whose_numbers_are_whose(kind):
 
 
 def test_padding_changes_no_number():
-    """Of queries, keys and heads, along any axis."""
+    """Padding of queries, keys and heads, along any axis."""
     long, short = (CONTEXT.uniform(shape) for shape in ((3, 7, 9), (3, 5, 6)))
     np.testing.assert_array_equal(long[:, :, :5, :6], short)
     assert len(np.unique(long)) == long.size
@@ -209,7 +209,7 @@ def encoders():
 
 
 def gradients(module):
-    """Of two passes that are both forward before one is backward, with other parameters."""
+    """Gradients of two passes, both forward before one is backward, with other parameters."""
     layer = TorchLayer(module)
     values = layer.parameters(np.random.default_rng(0), np, np.float64)
     values = {name: 1.1 * value for name, value in values.items()}

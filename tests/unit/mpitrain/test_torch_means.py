@@ -114,7 +114,7 @@ OF_CLASSES = {
 @pytest.mark.parametrize("name", OF_CLASSES)
 @pytest.mark.parametrize("seed", range(2))
 def test_sums_and_counts_of_parts_give_torchs_mean(name, seed):
-    """Of losses that the package knows, and of one that says them."""
+    """Losses that the package knows, and one that says them."""
     loss, shape, of_label = OF_CLASSES[name]
     rng = np.random.default_rng(seed)
     outputs = rng.normal(size=(12, *shape))

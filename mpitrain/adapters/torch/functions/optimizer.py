@@ -19,7 +19,7 @@ from mpitrain.optim.optimizers import Beginning, Optimizer, State
 
 #: Options that an optimiser reads only when it is made.
 BEGINNINGS = ("initial_accumulator_value",)
-#: What the trainer keeps, or gives anew.
+#: Attributes that the trainer keeps, or gives anew.
 _KEPT = frozenset({"state", "param_groups", "params", "defaults"})
 
 

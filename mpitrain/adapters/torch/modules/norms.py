@@ -85,7 +85,7 @@ class Norms(TorchFunctionMode):
             # Torch's code counts, too.
             running[name] = as_tensor(kept.copy() if own == _RUNNING[2] else kept)
         if "torch._dynamo" in sys.modules and self._forwards and self._forwards[0].func is _run:
-            # What is compiled would be so for each pass, as the running values are others.
+            # Code would be compiled for each pass, as the running values are others.
             run = torch.compiler.disable(_run)
             self._forwards = [partial(run, *one.args) for one in self._forwards]
         every = [vars(norm) for _, norm in self._norms]
