@@ -278,7 +278,7 @@ def _with_names(job: Config, objects: Mapping[str, Any], given: Given) -> Config
     own = msgspec.structs.replace(
         job.own,
         **names,
-        cuts=given.cuts if isinstance(given.cuts, str) else tuple(given.cuts),
-        splits=dict(given.splits),
+        cuts=given.cuts if isinstance(given.cuts, str) else tuple(given.cuts or ()),
+        splits=dict(given.splits or {}),
     )
     return msgspec.structs.replace(job, own=own)

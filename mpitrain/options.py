@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,23 +28,31 @@ def with_options(
     given: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        if key not in known or not value:
+        if key in known and not value:
+            raise ValueError(f"{text!r}: {key} has no value; write it behind {key}=")
+        if key not in known:
             options = ", ".join(known) or "no options"
             raise ValueError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
         if key in given:
             raise ValueError(f"{text!r}: {key} is there twice; leave one out")
         given[key] = _number(value)
     try:
-        return msgspec.convert({**usual, **given}, kind, strict=False)
+        found = msgspec.convert({**usual, **given}, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         # msgspec names the place behind the reason, as one of a job.
         reason, _, option = str(error).partition(" - at `$.")
         said = f"{option.strip('`')}: {reason}" if option else reason
         raise ValueError(f"{text!r}: {said}") from error
+    for key in given:
+        if isinstance(value := getattr(found, key), float) and not isfinite(value):
+            raise ValueError(f"{text!r}: {key} must be a finite number")
+    return found
 
 
 def _number(text: str) -> str:
-    """Adds the missing digits of numbers such as ``.1`` and ``+1.``, which JSON does not have."""
-    if not re.fullmatch(r"[+-]?(\d+\.|\.\d+|\+?\d+\.\d+)(e[+-]?\d+)?", text):
+    """A number as JSON has it, which knows neither ``+1`` nor ``.1`` nor ``1.``."""
+    if whole := re.fullmatch(r"\+?(\d+)", text, re.ASCII):
+        return whole[1]
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.ASCII | re.I):
         return text
     return repr(float(text))

@@ -1,11 +1,14 @@
 """Reader of checkpoints: the newest whole one, and any tensor of it."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+from copy import copy
 from math import inf
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 
 from mpitrain.arrays import Array
@@ -41,16 +44,51 @@ class CheckpointReader:
     def __init__(self, folder: Path) -> None:
         """Reads the manifest; ``CheckpointError`` if that fails."""
         self.folder = folder
-        self.manifest: Manifest = read(folder)
-        self.job: Config = job_of(self.manifest)
-        named, step = step_of(folder.name), self.manifest.progress.step
+        manifest = read(folder)
+        self.job: Config = job_of(manifest)
+        named, step = step_of(folder.name), manifest.progress.step
         if named is not None and named != step:
             raise CheckpointError(f"{folder} has a manifest of step {step}")
+        self._take(manifest)
+
+    def _take(self, manifest: Manifest) -> None:
+        self.manifest = manifest
         self._pieces: dict[tuple[str, str], list[SavedPiece]] = defaultdict(list)
         self._in_file: dict[str, list[SavedPiece]] = defaultdict(list)
         for piece in self.manifest.pieces:
             self._pieces[piece.section, piece.tensor].append(piece)
             self._in_file[piece.file].append(piece)
+
+    def renamed(self, names: Mapping[str, str]) -> "CheckpointReader":
+        """The checkpoint with this run's ``names`` of the tensors of a torch module, by entries of
+        its ``state_dict``: another run may have cut the module elsewhere."""
+        then = self.manifest
+        now: dict[str, str] = {}
+        for own, name in then.names.items():
+            if name in then.shapes and names.get(own, own) != own:  # constants have their own names
+                now.setdefault(name, names[own])
+        every = [now.get(name, name) for name in then.shapes]
+        if every == list(then.shapes) or len(set(every)) < len(every):
+            return self
+
+        def new(name: str) -> str:
+            tensor, at, worker = name.partition("@")
+            return now.get(tensor, tensor) + at + worker
+
+        found = copy(self)
+        counts = {new(name): count for name, count in then.progress.left_out.items()}
+        found._take(
+            replace(
+                then,
+                progress=replace(then.progress, left_out=counts),
+                shapes=dict(zip(every, then.shapes.values(), strict=True)),
+                dtypes={new(name): kind for name, kind in then.dtypes.items()},
+                pieces=[replace(piece, tensor=new(piece.tensor)) for piece in then.pieces],
+                state=list(map(new, then.state)),
+                names={own: new(name) for own, name in then.names.items()},
+            )
+        )
+        return found
 
     @property
     def sections(self) -> set[str]:

@@ -142,6 +142,7 @@ def restore(
     Returns sentences on differences from the run before.  CheckpointError: it is another model's,
     of other numbers, data or order of samples.
     """
+    checkpoint = checkpoint.renamed(parts.objects.names)
     there = {(one.section.partition("@")[0], one.tensor) for one in checkpoint.manifest.pieces}
     slots = parts.updater.optimizer.slots
     due = "parameters", *slots, *([AVERAGE] if parts.config.optim.average else [])
@@ -270,12 +271,6 @@ def _check_job(
     """
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - parts.model.trained().keys()):
-        then, now = checkpoint.job.own.cuts, parts.config.own.cuts
-        if then != now:
-            raise CheckpointError(
-                f"{checkpoint.folder} has other names of parameters, as own.cuts was {then!r}, and "
-                f"is {now!r}; give cuts= as it was: it may stand without parallel.pipe"
-            )
         raise CheckpointError(
             f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
             "train: what was trained once cannot be frozen or left out in a run that goes on"

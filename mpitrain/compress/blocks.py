@@ -36,8 +36,14 @@ class Blocks(Named):
         expect_block(self.block)
 
     def nbytes(self, shapes: Sequence[tuple[int, ...]], itemsize: int = 4) -> int:
-        blocks = sum(number(prod(shape), self.block) for shape in shapes)
-        return itemsize * (blocks + kept_of(blocks, self.keep) * self.block)
+        sizes = list(map(prod, shapes))
+        width = self.width(sizes)
+        blocks = sum(number(size, width) for size in sizes)
+        return itemsize * (blocks + kept_of(blocks, self.keep) * width)
+
+    def width(self, sizes: Sequence[int]) -> int:
+        """Elements of a block, none of which is longer than the longest tensor."""
+        return min(self.block, max([1, *sizes]))
 
     def sketch(self, tensors: Mapping[str, Array], seed: int) -> "_BlockSketch":
         return _BlockSketch(self, tensors)
@@ -45,14 +51,15 @@ class Blocks(Named):
 
 class _BlockSketch(Sketch):
     def __init__(self, codec: Blocks, tensors: Mapping[str, Array]) -> None:
-        self._tensors, self._block = tensors, codec.block
+        sizes = [tensor.size for tensor in tensors.values()]
+        self._tensors, self._block = tensors, codec.width(sizes)
         kind = type_of(tensors)
-        blocks = sum(number(tensor.size, codec.block) for tensor in tensors.values())
+        blocks = sum(number(size, self._block) for size in sizes)
         count = kept_of(blocks, codec.keep)
-        self._rows = np.zeros((blocks, codec.block), kind)
+        self._rows = np.zeros((blocks, self._block), kind)
         self._scores = np.empty(blocks, kind)
-        self._values = np.empty(count * codec.block, kind)
-        self._own = np.empty((count, codec.block), kind)
+        self._values = np.empty(count * self._block, kind)
+        self._own = np.empty((count, self._block), kind)
         self._chosen = np.empty(count, np.uint32)
         self.sums = [self._scores, self._values]
 

@@ -193,18 +193,18 @@ def test_signals_stop_it_beside_a_flag_of_the_programs_own(comm, folder):
         assert trainer.parts.steps_done == 10
 
 
-def test_a_run_goes_on_with_its_cuts_in_other_words(folder):
-    """Other cuts give the parameters other names, and are refused with both."""
-    written = ("blocks", [f"blocks.{n}" for n in range(3)])
-    for steps, cuts in enumerate(written, 1):
-        with made(folder, model=Whole, cuts=cuts, steps=steps) as trainer:
-            trainer.fit(resume=True)
-            assert trainer.parts.steps_done == steps
-    with (
-        made(folder, model=Whole, cuts="enter", steps=3) as trainer,
-        pytest.raises(CheckpointError, match=r"own.cuts was .*blocks.2.* is 'enter'; give cuts="),
-    ):
-        trainer.fit(resume=True)
+def test_a_run_goes_on_with_other_cuts(folder):
+    """They give the parameters other names in the trainer, and the same ones in the module."""
+    for way, every in {"one": [()] * 4, "several": ["blocks", ["blocks.1"], "enter", ()]}.items():
+        for steps, cuts in enumerate(every, 1):
+            given = {"model": Whole, "cuts": cuts, "steps": steps, "dir": str(folder / way)}
+            with made(folder, **given) as trainer:
+                trainer.fit(resume=True)
+                assert trainer.parts.steps_done == steps
+        found = trainer.module
+        if way == "one":
+            expected = found
+    assert_equal(found, expected)
 
 
 UNTESTED = {"test_data": None, "metrics": None}

@@ -163,10 +163,42 @@ def flat():
     return torch.nn.Sequential(inner, torch.nn.Tanh(), last).double()
 
 
+def nested():
+    """Columns and rows are in parts of several parts, and a last one has the first one's name."""
+    torch.manual_seed(0)
+    inner, last = torch.nn.Linear(LENGTH, 8), torch.nn.Linear(8, CLASSES)
+    ends = torch.nn.LayerNorm(CLASSES), torch.nn.Linear(CLASSES, CLASSES)
+    up, down = (torch.nn.Sequential(one, torch.nn.Tanh()) for one in (inner, last))
+    return torch.nn.Sequential(up, down, torch.nn.Sequential(*ends)).double()
+
+
+class Looks(Block):
+    """Calls its columns once more without gradients."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.up(x)
+        return super().forward(x)
+
+
+def looks():
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(LENGTH, LENGTH), torch.nn.Linear(LENGTH, CLASSES)
+    return torch.nn.Sequential(first, Looks(), last).double()
+
+
+BLOCKS, FLAT = {"up": "columns", "down": "rows"}, {"0": "columns", "2": "rows"}
+
+
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
 @pytest.mark.parametrize(
     ("model", "splits"),
-    [(blocks, {"up": "columns", "down": "rows"}), (flat, {"0": "columns", "2": "rows"})],
+    [
+        (blocks, BLOCKS),
+        (looks, BLOCKS),
+        (flat, FLAT),
+        (nested, {"1.0": "rows", "0.0": "columns"}),
+    ],
 )
 def test_parts_in_turn_are_shared(comm, folder, model, splits):
     given = {"model": model, "splits": splits, "train_data": Numbers()}
@@ -189,10 +221,50 @@ def test_a_run_goes_on_without_splits_on_ranks_that_share_nothing(comm, folder, 
     np.testing.assert_allclose(found, one_process[0][:3], rtol=1e-11)
 
 
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+@pytest.mark.parametrize("turns", [(FLAT, {}), ({}, FLAT)])
+def test_a_run_goes_on_where_splits_make_other_layers(comm, folder, turns):
+    given, found = {"model": flat, "train_data": Numbers(), "splits": {}}, []
+    for splits in turns:
+        layout = {"parallel": {"tensor": 2} if splits else {}, "splits": splits}
+        with made(folder, **given | layout) as trainer:
+            resume(trainer.parts)
+            found += losses(trainer, 1)
+            keep(trainer)
+    with made(folder / "alone", comm=MPI.COMM_SELF, **given) as trainer:
+        np.testing.assert_allclose(found, losses(trainer, 2), rtol=1e-11)
+
+
+class Mixes(Block):
+    """Ranks share the columns, and each one's gradient by the factor is that of its columns."""
+
+    def forward(self, x):
+        return x + self.down(self.up(x).tanh() * x.mean(-1, keepdim=True))
+
+
+def mixing():
+    return torch.nn.Sequential(torch.nn.Linear(LENGTH, LENGTH), Mixes()).double()
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def of_numbers(*parts):
+    return {"model": lambda: torch.nn.Sequential(*parts).double(), "train_data": Numbers()}
+
+
+def normed(made=torch.nn.Linear):
+    return torch.nn.utils.parametrizations.weight_norm(made(LENGTH, 8))
+
+
+UP = torch.nn.Linear(LENGTH, 8), torch.nn.Tanh()
+SQUARE = torch.nn.Linear(8, 8)
 #: Arguments, and the sentence that refuses them.
 REFUSED = [
     ({"splits": {}}, "nothing says how tensor ranks share the model; give splits="),
-    ({"splits": {"mlp.7": "rows"}}, "no module 'mlp.7' in a Reader; give a name that print"),
+    ({"splits": {"mlp.7": "rows"}}, "no module 'mlp.7' with a weight in a Reader; give a"),
     ({"splits": {"mlp.0": "halves"}}, "write 'columns', 'columns of 3' where three"),
     ({"splits": {"norm": "columns"}}, "has norm, a LayerNorm, and tensor ranks share"),
     ({"splits": SPLITS | {"attention.qkv": "columns"}}, "results or gradients are others"),
@@ -201,6 +273,14 @@ REFUSED = [
     ({"model": lambda: Reader(13).double()}, "2 ranks cannot share the 13 of it equally"),
     ({"model": tied, "splits": {"0.up": "columns", "0.down": "rows"}, "train_data": Numbers()},
      "part1.up.weight is part0.up.weight, too, and one of the two alone"),
+    ({"model": mixing, "splits": BLOCKS, "train_data": Numbers()}, "results or gradients are oth"),
+    (of_numbers(*UP, Scaled(8, CLASSES)) | {"splits": FLAT}, "has 2, a Scaled whose own forward"),
+    (of_numbers(normed(), *UP[1:], torch.nn.Linear(8, CLASSES)) | {"splits": FLAT},
+     "the weight of '0' is made of others"),
+    (of_numbers(*UP, SQUARE, *UP[1:], SQUARE) | {"splits": {"2": "columns", "4": "rows"}},
+     "has 4, which is 2 by another name"),
+    ({"splits": SPLITS | {"mlp.1": "rows"}}, "no module 'mlp.1' with a weight in a Reader"),
+    ({"splits": {0: "columns"}}, "splits: 0 is 'columns'; write"),
     ({"model": lambda: {"up": nn.Linear(LENGTH, CLASSES)}, "splits": {}},
      "is a Linear, which tensor ranks cannot share"),
 ]  # fmt: skip

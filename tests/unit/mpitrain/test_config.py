@@ -232,7 +232,7 @@ SERVED = {
         ([*OUTER, "sync.outer=adam"], "there is no 'adam'; there are plain, momentum, nesterov"),
         ([*OUTER, "sync.outer=plain:lr=1"], "'lr=1' is no option of plain, which has no options"),
         ([*OUTER, "sync.outer=nesterov:rate=1"], "of nesterov, which has lr, momentum"),
-        ([*OUTER, "sync.outer=nesterov:lr"], "'lr' is no option of nesterov"),
+        ([*OUTER, "sync.outer=nesterov:lr"], "lr has no value; write it behind lr="),
         ([*OUTER, "sync.outer=nesterov:lr=0"], "'nesterov:lr=0': lr: Expected `float` > 0"),
         ([*OUTER, "sync.outer=nesterov:momentum=1"], "momentum: Expected `float` < 1"),
         ([*OUTER, "sync.outer=nesterov:lr=much"], "lr: Expected `float`, got `str`"),

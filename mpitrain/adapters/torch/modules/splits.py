@@ -1,8 +1,11 @@
 """Maps of names that say how tensor ranks share a torch module."""
 
+import re
 from collections.abc import Iterator, Mapping
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 COLUMNS, ROWS, NUMBER = "columns", "rows", "number"
@@ -55,6 +58,14 @@ class Plan(NamedTuple):
     splits: Mapping[str, Split] = {}
     heads: Mapping[str, int] = {}
 
+    @property
+    def is_of_parts(self) -> bool:
+        """Whether each part of the module that has shared columns has shared rows."""
+        kinds: dict[str, set[str]] = {}
+        for name, split in self.splits.items():
+            kinds.setdefault(name.partition(".")[0], set()).add(split.kind)
+        return all((COLUMNS in one) == (ROWS in one) for one in kinds.values())
+
     def within(self, prefix: str) -> "Plan":
         """The plan of the part of the module that has this prefix."""
         inside = {n: one for n, one in self.splits.items() if n.startswith(prefix)}
@@ -67,7 +78,8 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
     Args:
         module: the whole module.
         splits: ``columns``, ``columns of 3`` (or another number), ``rows`` or ``number`` by names
-            of modules and attributes, or by the ends of names; empty: as :data:`KNOWN` says.
+            of modules and attributes, or by the ends of names where none has that whole name; a
+            longer end counts before a shorter one; empty: as :data:`KNOWN` says.
 
     Raises:
         ValueError: a name or a value is none of these.
@@ -76,14 +88,16 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
     known = splits or KNOWN.get(getattr(config, "model_type", ""), {})
     modules = dict(module.named_modules(remove_duplicate=False))
     found: dict[str, Split] = {}
-    for name, text in known.items():
-        split = _read(name, text)
+    read = {name: _read(name, text) for name, text in known.items()}
+    for name in sorted(read, key=lambda one: (one in modules, one.count("."))):
+        split = read[name]
         of = _numbers if split.kind == NUMBER else _matrices
         places = list(of(modules, name, split.kind))
         if splits and not places:
             what = "whole number" if split.kind == NUMBER else "module"
+            has = "" if split.kind == NUMBER else " with a weight"
             raise ValueError(
-                f"splits: there is no {what} {name!r} in a {type(module).__name__}; give a "
+                f"splits: there is no {what} {name!r}{has} in a {type(module).__name__}; give a "
                 "name that print(model) shows, or its end, or that of an attribute of such a module"
             )
         found |= dict.fromkeys(places, split)
@@ -91,13 +105,12 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
     return Plan(found, heads)
 
 
-def _read(name: str, text: Any) -> Split:
-    if text in (COLUMNS, ROWS, NUMBER):
-        return Split(text)
-    if isinstance(text, str) and text.startswith(_FUSED):
-        count = text.removeprefix(_FUSED)
-        if count.isdecimal() and int(count):
-            return Split(COLUMNS, int(count))
+def _read(name: Any, text: Any) -> Split:
+    if isinstance(name, str) and isinstance(text, str):
+        if text in (COLUMNS, ROWS, NUMBER):
+            return Split(text)
+        if fused := re.fullmatch(f"{_FUSED}([1-9][0-9]{{,8}})", text):
+            return Split(COLUMNS, int(fused[1]))
     raise ValueError(
         f"splits: {name!r} is {text!r}; write 'columns', 'columns of 3' where three matrices lie "
         "side by side, 'rows', or 'number' for an attribute that counts what is shared"
@@ -105,14 +118,15 @@ def _read(name: str, text: Any) -> Split:
 
 
 def _ending(modules: Mapping[str, nn.Module], name: str) -> list[str]:
-    """Full names of the modules of a name, or of which it is the end."""
-    return [full for full in modules if f".{full}".endswith(f".{name}")]
+    """The full name of a module, or those of which it is the end."""
+    ends = (full for full in modules if full.endswith(f".{name}"))
+    return [name] if name in modules else list(ends)
 
 
 def _numbers(modules: Mapping[str, nn.Module], name: str, kind: str) -> Iterator[str]:
     owner, _, attribute = name.rpartition(".")
     for full in _ending(modules, owner) if owner else modules:
-        if type(getattr(modules[full], attribute, None)) is int:
+        if type(getattr_static(modules[full], attribute, None)) is int:  # calls no property
             yield f"{full}.{attribute}".lstrip(".")
 
 
@@ -120,7 +134,12 @@ def _matrices(modules: Mapping[str, nn.Module], name: str, kind: str) -> Iterato
     """Matrices of a name; of one that peft has put another one around, it and what it shares."""
     for full in _ending(modules, name):
         if "base_layer" not in modules[full]._modules:
-            yield full
+            if isinstance(getattr(modules[full], "weight", None), torch.Tensor):
+                if "weight" not in modules[full]._parameters:
+                    raise ValueError(
+                        f"splits: the weight of {full!r} is made of others; leave it out"
+                    )
+                yield full
             continue
         yield f"{full}.base_layer"
         inner = f"{full}.lora_{'B' if kind == COLUMNS else 'A'}."

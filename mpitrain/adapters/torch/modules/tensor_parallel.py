@@ -62,7 +62,7 @@ class Region:
     def __init__(self, group: TensorGroup) -> None:
         self.group = group
         self.xp: ModuleType = np
-        self._entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._entered: dict[tuple[int, bool], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
         """Forget the inputs of matrices, before and after a pass."""
@@ -75,9 +75,10 @@ class Region:
     def enter(self, part: nn.Module, given: tuple[Any, ...], named: Any) -> Any:
         """The input of a matrix whose columns are shared; several matrices may have one input."""
         x, *others = given or named.values()
-        if id(x) not in self._entered:
-            self._entered[id(x)] = x, Summed.apply(x, self.group, self.xp, False, True)
-        return (self._entered[id(x)][1], *others), {}
+        key = id(x), torch.is_grad_enabled()
+        if key not in self._entered:
+            self._entered[key] = x, Summed.apply(x, self.group, self.xp, False, True)
+        return (self._entered[key][1], *others), {}
 
     def leave(self, part: nn.Module, *given: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """The result of a matrix whose rows are shared; the bias is added once."""
@@ -132,15 +133,21 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
             raise ValueError(f"has {name} = {heads}, which {ranks} ranks cannot share equally")
     region = Region(group)
     copy = copied(module, {id(one): one for one in named_tensors(module).values()})
-    parts = dict(copy.named_modules())
+    parts = dict(copy.named_modules(remove_duplicate=False))
     axes: dict[int, Axis] = {}
+    shared: dict[tuple[int, str], tuple[str, Split]] = {}
     for name, split in own.splits.items():
+        owner, _, attribute = name.rpartition(".") if split.kind == NUMBER else (name, "", "")
+        if (part := parts.get(owner)) is None:
+            continue
+        first, before = shared.setdefault((id(part), attribute), (name, split))
+        if before != split:
+            raise ValueError(f"has {name}, which is {first} by another name, and both are shared")
+        if first != name:
+            continue
         if split.kind == NUMBER:
-            owner, _, attribute = name.rpartition(".")
-            if owner in parts:
-                whole = getattr(parts[owner], attribute)
-                setattr(parts[owner], attribute, _shared(whole, 1, ranks, name))
-        elif (part := parts.get(name)) is not None and part._parameters.get("weight") is not None:
+            setattr(part, attribute, _shared(getattr(part, attribute), 1, ranks, name))
+        elif part._parameters.get("weight") is not None:  # else another part of a pipeline has it
             axes |= _cut_matrix(name, part, split, region)
     named = {name: axes[id(p)] for name, p in copy.named_parameters() if id(p) in axes}
     return Share(copy, region, named)
@@ -163,6 +170,11 @@ def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dic
     if "forward" in vars(part):  # an earlier part of a pipeline has called it
         return found
     if not by_columns:
+        if is_turned and type(part).forward is not nn.Linear.forward:
+            raise ValueError(
+                f"has {name}, a {type(part).__name__} whose own forward() would not be called; "
+                "leave it out of splits, or make it a torch.nn.Linear and code behind it"
+            )
         part.forward = partial(region.leave, part)
         return found
     part.register_forward_pre_hook(region.enter, with_kwargs=True)

@@ -34,8 +34,9 @@ def layers(
     """A module as layers, to be put into pipeline stages.
 
     Each part of a ``torch.nn.Sequential`` with parameters of one type is one, unless ``splits``
-    name a part, or each part between the ``cuts``; otherwise the module is one layer.  Training
-    leaves the module as it is: :func:`load_into` gives it the trained values.
+    name columns and rows in several parts, or each part between the ``cuts``; otherwise the module
+    is one layer.  Training leaves the module as it is: :func:`load_into` gives it the trained
+    values.
 
     Args:
         module: the module.
@@ -62,7 +63,7 @@ def layers(
                 "cuts: a module is tried before it is cut; give inputs of some samples"
             )
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts, inputs))}
-    elif _in_turn(module) and not module._modules.keys() & every.splits.keys():
+    elif _in_turn(module) and every.is_of_parts:
         if has_hooks(module):
             raise ImpureModule(
                 f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
