@@ -65,16 +65,17 @@ class CheckpointReader:
         then = self.manifest
         now: dict[str, str] = {}
         for own, name in then.names.items():
-            if name in then.shapes and names.get(own, own) != own:  # constants have their own names
+            if name in then.shapes and own in names:  # else it was a constant, or is one
                 now.setdefault(name, names[own])
-        every = [now.get(name, name) for name in then.shapes]
-        if every == list(then.shapes) or len(set(every)) < len(every):
-            return self
 
         def new(name: str) -> str:
-            tensor, at, worker = name.partition("@")
-            return now.get(tensor, tensor) + at + worker
+            """Also of a worker's count, ``tensor@1``, and of a codec's array, ``tensor.q``."""
+            end = len(name) if name in now else max(name.rfind("@"), name.rfind("."), 0)
+            return now.get(name[:end], name[:end]) + name[end:]
 
+        every = list(map(new, then.shapes))
+        if every == list(then.shapes) or len(set(every)) < len(every):
+            return self
         found = copy(self)
         counts = {new(name): count for name, count in then.progress.left_out.items()}
         found._take(

@@ -142,7 +142,9 @@ def restore(
     Returns sentences on differences from the run before.  CheckpointError: it is another model's,
     of other numbers, data or order of samples.
     """
-    checkpoint = checkpoint.renamed(parts.objects.names)
+    tensors = parts.model.trained().keys() | parts.state.keys()
+    now = {own: name for own, name in parts.objects.names.items() if name in tensors}
+    checkpoint = checkpoint.renamed(now)
     there = {(one.section.partition("@")[0], one.tensor) for one in checkpoint.manifest.pieces}
     slots = parts.updater.optimizer.slots
     due = "parameters", *slots, *([AVERAGE] if parts.config.optim.average else [])

@@ -58,6 +58,7 @@ class SynchronousLoop(Loop):
         agreed = self.agree(report)
         skipped, late_seconds = None, 0.0
         if agreed.finite:
+            parts.gradient.expect_copies(parts.passes.dtype.itemsize)
             late_seconds = self.update(agreed)
         else:
             skipped = self.roll_back(agreed, loss, micro_batches, state_before)

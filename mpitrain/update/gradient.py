@@ -10,9 +10,11 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
+from mpitrain.config import ConfigError
 from mpitrain.device import HOST, Device
 from mpitrain.kernels import kernels_of, square_sum
 from mpitrain.optim.groups import Grouping
+from mpitrain.parallel.arena import COPIES
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store, overlaps
 from mpitrain.update.agreement import (
@@ -40,6 +42,7 @@ class GlobalGradient:
     device: Device = HOST
     met: float = field(init=False, default=0.0)
     _names: list[str] | None = field(init=False, default=None)
+    _steps: int = field(init=False, default=0)
 
     def total(self, values: Array, ranks: Communicator) -> None:
         """Sum a few numbers in place over ``ranks``; the seconds are those of waiting for them."""
@@ -101,6 +104,34 @@ class GlobalGradient:
             if self.grid.owns(piece.group)
         ]
         return kernels_of(own[0]).square_sum(own) if own else 0.0
+
+    def expect_copies(self, itemsize: int) -> None:
+        """Raise ConfigError on all ranks if tensor ranks differ in the gradients of tensors that
+        each of them has whole; in the first, second, fourth, eighth step.  Collective.
+
+        ``itemsize``: bytes of the numbers of the passes, half of whose digits must agree.
+        """
+        self._steps += 1
+        if self.grid.tensor.size == 1 or self._steps & (self._steps - 1):
+            return
+        norms = {
+            tensor.name: sqrt(float(square_sum(piece.gradients[part])))
+            for piece in self.store.pieces
+            if piece.group.endswith(COPIES)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, self.store.owned(piece))
+        }
+        own = np.array([*norms.values()])
+        most, least = np.array_split(self.grid.tensor.sum(np.append(own, -own), MPI.MAX), 2)
+        rounding = {2: 2.0**-8, 4: 2.0**-23, 8: 2.0**-52}[itemsize]
+        apart = most + least > sqrt(rounding) * most + 64 * rounding * most.max(initial=0.0)
+        names = [name for name, differs in zip(norms, apart, strict=True) if differs]
+        if fault := named(self.ranks, ", ".join(names[:3])):
+            raise ConfigError(
+                "parallel.tensor: ranks that share the model have different gradients of tensors "
+                f"that each of them has whole ({fault}): code between columns and rows must "
+                "compute with heads and single features alone, as gradients by its other inputs "
+                "are lost on the other ranks; change splits=, or leave parallel.tensor out"
+            )
 
     def culprits(self, loss: Scalar) -> str:
         """Text that names the ranks and tensors that are not finite; collective."""

@@ -173,10 +173,9 @@ class Comparison:
     Both have the values that the module was given with.
     """
 
-    def __init__(self, own: Share, call: Call, whole: Watched, *, leads: bool) -> None:
-        """``call`` of the share has values of the type and on the device of training; ``leads``:
-        nobody asks for gradients by its inputs."""
-        self._own, self._leads = own, leads
+    def __init__(self, own: Share, call: Call, whole: Watched) -> None:
+        """``call`` of the share has values of the type and on the device of training."""
+        self._own = own
         like = next((one for one in call.values.values() if one.requires_grad), None)
         like = next(iter(call.x.values())) if like is None else like
 
@@ -211,11 +210,12 @@ class Comparison:
                 self._refuse(fault)
         fault = ""
         try:
-            is_same = all(
+            # Each pass communicates: a rank that has seen a fault makes the others' passes, too.
+            same = [
                 self._is_same(shared.of(), whole.of(), loud=loud)
                 for loud in ((True, False) if training and own.modes else (False,))
-            )
-            if not is_same and not own.drew:
+            ]
+            if not all(same) and not own.drew:
                 fault = "results or gradients are others than those of one process"
         except MISFITS as error:
             fault = f"{type(error).__name__}: {one_line(error)}"
@@ -224,24 +224,15 @@ class Comparison:
             self._refuse(fault or "gradients on another rank are others than those of one process")
 
     def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
-        names = self._graded(shared)
         (own, ours), (wanted, theirs) = (
-            outcome(one, [part.requires_grad_() for part in self._graded(one).values()], loud=loud)
+            outcome(one, [one.values[name].requires_grad_() for name in self._trained], loud=loud)
             for one in (shared, whole)
         )
         most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
         return alike(wanted, own) and all(
             close(one, self._own.part(name, other), most)
-            for name, one, other in zip(names, ours, theirs, strict=True)
+            for name, one, other in zip(self._trained, ours, theirs, strict=True)
         )
-
-    def _graded(self, call: Call) -> Tensors:
-        """Tensors whose gradients are compared: trained ones, and inputs that are no data."""
-        found = {name: call.values[name] for name in self._trained}
-        if not self._leads:
-            inputs = call.x.items()
-            found |= {f"input {n}": part for n, part in inputs if part.is_floating_point()}
-        return found
 
     def _refuse(self, fault: str) -> None:
         name = self._calls[0].watched.name

@@ -148,12 +148,11 @@ class TorchLayer(TorchModule):
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
             if self._alone and counts and watched.verdict.compares:
-                self._examine(call, self._alone, leads=leads)
+                self._examine(call, self._alone)
             if counts and context.training not in watched.seen:
                 self._learn(call)
             for part in given.values():
-                is_asked = not leads or self._alone is not None
-                part.requires_grad_(part.is_floating_point() and is_asked)
+                part.requires_grad_(part.is_floating_point() and not leads)
             known = {f"{self.prefix}{name}": one for name, one in own.items()}
             known |= {f"the input {n} of {watched.name}": part for n, part in given.items()}
             mark(known)
@@ -178,9 +177,9 @@ class TorchLayer(TorchModule):
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, alone: TorchModule, *, leads: bool) -> None:
+    def _examine(self, call: Call, alone: TorchModule) -> None:
         """Compare this rank's share, on its first batch, with the whole module."""
-        comparison = Comparison(self._share, call, alone._watched, leads=leads)
+        comparison = Comparison(self._share, call, alone._watched)
         comparison.expect_same(training=False)
         for training in (True, False):
             self._learn(call.of(training=training, samples=np.arange(len(call))))
@@ -193,7 +192,8 @@ class TorchLayer(TorchModule):
 
     def _leads(self, context: Context) -> bool:
         """Whether nobody takes a gradient by the input, so that no graph leads to it."""
-        return len(context.path) == 1 and context.path[0] in context.leading
+        is_first = len(context.path) == 1 and context.path[0] in context.leading
+        return is_first and self._share.region.group.size == 1
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.

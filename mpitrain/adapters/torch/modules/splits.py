@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from inspect import getattr_static
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 COLUMNS, ROWS, NUMBER = "columns", "rows", "number"
@@ -95,7 +94,7 @@ def plan(module: nn.Module, splits: Mapping[str, str]) -> Plan:
         places = list(of(modules, name, split.kind))
         if splits and not places:
             what = "whole number" if split.kind == NUMBER else "module"
-            has = "" if split.kind == NUMBER else " with a weight"
+            has = "" if split.kind == NUMBER else " with a weight of its own"
             raise ValueError(
                 f"splits: there is no {what} {name!r}{has} in a {type(module).__name__}; give a "
                 "name that print(model) shows, or its end, or that of an attribute of such a module"
@@ -134,11 +133,7 @@ def _matrices(modules: Mapping[str, nn.Module], name: str, kind: str) -> Iterato
     """Matrices of a name; of one that peft has put another one around, it and what it shares."""
     for full in _ending(modules, name):
         if "base_layer" not in modules[full]._modules:
-            if isinstance(getattr(modules[full], "weight", None), torch.Tensor):
-                if "weight" not in modules[full]._parameters:
-                    raise ValueError(
-                        f"splits: the weight of {full!r} is made of others; leave it out"
-                    )
+            if modules[full]._parameters.get("weight") is not None:
                 yield full
             continue
         yield f"{full}.base_layer"
