@@ -1,4 +1,8 @@
-"""Keys and values of a job that are refused, as they do not exist."""
+"""Keys and values of a job that are refused, as they do not exist.
+
+Values that cannot be are in :mod:`.validation`, those that do not go together in :mod:`.conflicts`,
+keys that nothing reads in :mod:`.unread`.
+"""
 
 from typing import Any, get_args
 

@@ -58,6 +58,7 @@ class SynchronousLoop(Loop):
         agreed = self.agree(report)
         skipped, late_seconds = None, 0.0
         if agreed.finite:
+            # Each tensor rank has a gradient of its own for what all of them have whole.
             parts.gradient.expect_copies(parts.passes.dtype.itemsize)
             late_seconds = self.update(agreed)
         else:
