@@ -121,7 +121,7 @@ class _LoopWatch:
             elif mutation == "drop":
                 piece.gradients[: max(0, parts.store.buckets[0].stop - piece.start)] = 0
         agreed = self._agree(own, **how)
-        factor = agreed.factor / parts.scale.value
+        factor = agreed.mean_factor / parts.scale.value
         self._gradients = self._whole(lambda piece: piece.gradients * factor)
         return agreed
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Protocol
 
 from mpi4py import MPI
@@ -183,14 +182,12 @@ class Store(ABC):
         plan = self.comm(bucket).Allgatherv_init(MPI.IN_PLACE, [values, self.counts(bucket)])
         self._gathers.append(plan)
 
-    def publish(self) -> float:
-        """Share the updated parameters of the pieces; returns seconds spent in communication."""
-        start = perf_counter()
+    def publish(self) -> None:
+        """Share the updated parameters of the pieces; collective."""
         for plan in self._gathers:
             plan.Start()
         for plan in self._gathers:
             plan.Wait()
-        return perf_counter() - start if self._gathers else 0.0
 
     def owned(self, piece: Piece) -> slice:
         """Part of a piece that this rank counts in norms and saves in checkpoints.

@@ -11,7 +11,6 @@ the tables are without locks.
 """
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -76,11 +75,9 @@ class NodeCopy(WholeGradients):
         summed = f", the rest summed by {self.algorithm}" if sums_rest else ""
         self.algorithm, self.reason = "Hogwild", f"one copy, without locks{summed}"
 
-    def publish(self) -> float:
+    def publish(self) -> None:
         """Show the stores of each rank to all; collective."""
-        start = perf_counter()
         self.meet(False)
-        return perf_counter() - start
 
     def meet(self, failed: bool) -> bool:
         """Show the stores of each rank to all; whether one has ``failed``.  Collective."""

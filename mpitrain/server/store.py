@@ -1,7 +1,5 @@
 """Stores of workers and servers: all have all parameters, and a server updates its part."""
 
-from time import perf_counter
-
 import numpy as np
 
 from collectives import Communicator
@@ -25,13 +23,11 @@ class Spread:
         self._comm = comm
         self._roles = roles
 
-    def meet(self) -> float:
-        """Give all ranks the servers' parameters; returns seconds.  Collective."""
-        start = perf_counter()
+    def meet(self) -> None:
+        """Give all ranks the servers' parameters.  Collective."""
         for number, part in enumerate(self.parts):
             if part.start < part.stop:
                 self._comm.Bcast(self.flat[part], self._roles.server(number), algorithm="native")
-        return perf_counter() - start
 
 
 class WorkerStore(WholeGradients):
@@ -47,8 +43,8 @@ class WorkerStore(WholeGradients):
         self.views = arena.views(spread.flat)
         self.bind_sums()
 
-    def publish(self) -> float:
-        return self.spread.meet()
+    def publish(self) -> None:
+        self.spread.meet()
 
 
 class ServerStore(Store):
@@ -75,5 +71,5 @@ class ServerStore(Store):
     def wait(self) -> float:
         return 0.0
 
-    def publish(self) -> float:
-        return self.spread.meet()
+    def publish(self) -> None:
+        self.spread.meet()

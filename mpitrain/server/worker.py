@@ -168,7 +168,7 @@ class Worker:
         if not isinstance(self._link, HogwildTables):  # begins before all ranks meet
             begin(parts, clock)
         parts.store.reset()
-        loss, _ = compute_gradient(parts, passes, clock, source)
+        loss = compute_gradient(parts, passes, clock, source).loss
         names = frozenset(tensor.name for tensor in parts.arena.tensors)
         return cast(float, loss), names - parts.store.used
 

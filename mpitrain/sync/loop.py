@@ -84,7 +84,7 @@ class DriftingLoop(SynchronousLoop):
         parts.stopping = bool(found.stopping)
         if found.faults:
             parts.purity.expect(f"step {parts.steps_done + 1}")  # raises
-        return replace(found, own_norm=own.own_norm, factor=own.factor, unused=own.unused)
+        return replace(found, own_norm=own.own_norm, mean_factor=own.mean_factor, unused=own.unused)
 
     def roll_back(
         self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
@@ -97,13 +97,11 @@ class DriftingLoop(SynchronousLoop):
         self._failed = failed or "the norm of its gradient", unfit
         return None
 
-    def exchange(self) -> float:
+    def exchange(self) -> None:
         parts = self.parts
         waiting = parts.comm.waiting("the mean of the workers' weights")
-        with parts.span("exchange", "communicate"), waiting:
-            began = perf_counter()
+        with parts.account.late("exchange"), waiting:
             self._strategy.after_step(parts.steps_done)
-            return perf_counter() - began
 
     def record(self, begun: Begun, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now, perhaps with a straggler's; collective.
@@ -126,7 +124,7 @@ class DriftingLoop(SynchronousLoop):
         """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
         counted = nan if own.nothing_counts else report.counted
         squares = own.own_norm**2 * self.workers / self.parts.comm.size
-        loss = report.loss * own.factor
+        loss = report.loss * own.mean_factor
         known = replace(report, loss=loss, counted=counted, squares=squares)
         return [*known.numbers, *self._strayed]
 

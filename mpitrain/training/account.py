@@ -75,7 +75,7 @@ class Account:
         #: Bytes that this rank has moved in steps.
         self.bytes_moved = 0
         #: Seconds and bytes of communication after the ranks had agreed on the last step.
-        self._published, self._late = 0.0, (0, 0)
+        self._late = StepReport()
         self._lap = perf_counter()
         self.drift = 0.0
         #: Seconds since the start by activity; waiting by the rank that was waited for.
@@ -88,7 +88,7 @@ class Account:
 
     def begin(self) -> None:
         """Begin an epoch: drop time and traffic since the last step, which belong to no step."""
-        self._lap = perf_counter() - self._published
+        self._lap = perf_counter() - self._late.seconds
         self._before = self._counted()
         self._parts.gradient.met = 0.0
 
@@ -117,19 +117,21 @@ class Account:
         self.bytes_moved += sent + shared
         return sent, shared
 
-    def note_late(self, seconds: float) -> None:
-        """Note ``seconds`` of communication after the ranks agreed on a step, such as an exchange.
-
-        The next step reports these seconds and the bytes of that communication.
-        """
-        self._published, self._late = seconds, self.moved()
+    @contextmanager
+    def late(self, name: str) -> Iterator[None]:
+        """A span of communication after the ranks agreed on a step, which the next one reports."""
+        began = perf_counter()
+        with self._parts.span(name, "communicate"):
+            yield
+        seconds, (sent, shared) = perf_counter() - began, self.moved()
+        more = StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
+        self._late = self._late.plus(more)
 
     def take_late(self) -> StepReport:
-        """Take what :meth:`note_late` noted in the last step, which no later step reports."""
-        seconds, (sent, shared) = self._published, self._late
-        self._published, self._late = 0.0, (0, 0)
-        self._reducing += seconds
-        return StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
+        """Take the seconds and bytes of :meth:`late`, which no step has reported yet."""
+        late, self._late = self._late, StepReport()
+        self._reducing += late.seconds
+        return late
 
     def report(
         self,
@@ -160,12 +162,14 @@ class Account:
         memory, faults = parts.device.memory(), bool(parts.purity.faults())
         seconds = self.lap()
         parts.gradient.met += feed.met_seconds
-        met = self.add(seconds, comm_seconds, waited)
-        sent, shared = (late + now for late, now in zip(self._late, self.moved()))
+        late = self.take_late()  # within the seconds since the last call
+        met = self.add(seconds - late.seconds, comm_seconds, waited)
+        sent, shared = self.moved()
         return StepReport(
-            loss if parts.summation.is_finite else nan, seconds, comm_seconds + self._published,
-            sum(waited.values()) + met, feed.read_seconds, parts.stop.raised(), sent, shared,
-            faults, labels, counted, memory, noise, squares,
+            loss if parts.summation.is_finite else nan, seconds, comm_seconds + late.seconds,
+            sum(waited.values()) + met, feed.read_seconds, parts.stop.raised(),
+            sent + late.sent_bytes, shared + late.shared_bytes, faults, labels, counted, memory,
+            noise, squares,
         )  # fmt: skip
 
     def together(self, act: Callable[[], T], *errors: type[Exception]) -> T:
@@ -186,7 +190,6 @@ class Account:
         """Add a step of ``seconds``, some in the sum of gradients, some ``waiting`` for ranks;
         returns those in which it has met all ranks."""
         met, self._parts.gradient.met = self._parts.gradient.met, 0.0
-        reducing += self._published
         for rank, part in waiting.items():
             self._waiting[rank] = self._waiting.get(rank, 0.0) + part
         computing = seconds - reducing - sum(waiting.values()) - met
@@ -202,7 +205,7 @@ class Account:
             self.drift = agreed.drift
         ranks, samples, noise = self._comm.size, begun.samples, UNSET
         if self.noise:
-            unscaled = (agreed.factor / begun.scale) ** 2
+            unscaled = (agreed.mean_factor / begun.scale) ** 2
             whole = (agreed.grad_norm / begun.scale) ** 2
             noise = self.noise.seen(samples, whole, agreed.noise_squares * unscaled)
         return Step(

@@ -1,7 +1,7 @@
 """The loop over an epoch's steps; its subclasses have the step, as in ``step.py``."""
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -42,6 +42,20 @@ class Batch(NamedTuple):
     epoch: int
     indices: Sequence[Array]
     held: Held | None = None
+
+
+class Computed(NamedTuple):
+    """The work of this rank in the forward and backward passes of a step.
+
+    Attributes:
+        loss: this rank's part of the mean loss.
+        sum_seconds: seconds spent in the sum of gradients.
+        waits: seconds of waiting for other stages, by rank.
+    """
+
+    loss: Scalar
+    sum_seconds: float
+    waits: Mapping[int, float]
 
 
 class Loop(ClosedTogether):
@@ -192,8 +206,9 @@ def read_batches(
 
 def compute_gradient(
     parts: Parts, passes: Passes, step: int, source: MicroBatches, ranks: Communicator | None = None
-) -> tuple[Scalar, float]:
-    """Take the micro-batches of a step forward and backward, and complete the sum of gradients.
+) -> Computed:
+    """Take the micro-batches of a step forward and backward, and complete the sum of gradients,
+    which the pieces of ``parts.store`` have afterwards.
 
     Args:
         parts: the job on this rank.
@@ -201,11 +216,8 @@ def compute_gradient(
         step: number of the step, counted from 0.
         source: the micro-batches.
         ranks: sharers of the gradient; None: some ranks take no part in the step.
-
-    Returns:
-        This rank's part of the mean loss, and the seconds spent in the sum, which the pieces of
-        ``parts.store`` have.
     """
+    runner = passes.runner()
 
     def complete_sums(_: int, loss: Scalar) -> tuple[Scalar, float]:
         waiting = parts.comm.waiting("the sum of gradients", by_all=ranks is not None)
@@ -216,7 +228,7 @@ def compute_gradient(
 
     count_labels(parts, source, parts.counting or ranks)
     with parts.passing():
-        (found,) = passes.runner().run(
+        (found,) = runner.run(
             source,
             Latest(passes.weights),
             parts.store,
@@ -227,7 +239,7 @@ def compute_gradient(
         parts.purity.fault = uncountable(  # agree() raises it on all ranks
             step, "layers add losses, as routers of experts do,"
         )
-    return found
+    return Computed(*found, runner.waited)
 
 
 def count_labels(parts: Parts, source: MicroBatches, ranks: Communicator | None) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
@@ -40,10 +39,10 @@ class SynchronousLoop(Loop):
                 skipped; the parameters are those before this step.
             Exception: as :meth:`Loop.step`.
         """
-        parts, done = self.parts, self.parts.steps_done
+        parts, done = self.parts, self.parts.steps_done  # done: this step's number, from 0
         parts.expect_open()
-        parts.before_step(parts)
-        (samples,) = batch.indices  # a batch is one step here, with indices of all ranks' samples
+        parts.before_step(parts)  # the program's own function, which may do nothing
+        (samples,) = batch.indices  # of all ranks; a batch of this loop is one step
         rate, scale = parts.rates.rate(done), parts.scale.value
         begun = Begun(done + 1, batch.epoch, len(samples), rate, scale)
         state_before = {name: values.copy() for name, values in parts.state.items()}  # batch norm's
@@ -51,22 +50,21 @@ class SynchronousLoop(Loop):
         parts.store.reset()
         parts.summation.begin(done, scale)
         # Buckets are summed over the ranks beside the backward pass, and are complete afterwards.
-        loss, sum_seconds = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
-        sum_seconds += self.complete_gradient()
-        squares, waited = parts.gradient.own_squares(), parts.passes.runner().waited
-        report = parts.account.report(loss, squares, sum_seconds, micro_batches, waited)
+        computed = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
+        sum_seconds = computed.sum_seconds + self.complete_gradient()
+        squares = parts.gradient.own_squares()
+        report = parts.account.report(
+            computed.loss, squares, sum_seconds, micro_batches, computed.waits
+        )
         agreed = self.agree(report)
-        skipped, late_seconds = None, 0.0
+        skipped = None
         if agreed.finite:
-            # Each tensor rank has a gradient of its own for what all of them have whole.
-            parts.gradient.expect_copies(parts.passes.dtype.itemsize)
-            late_seconds = self.update(agreed)
+            parts.gradient.expect_equal_copies(parts.passes.dtype.itemsize)
+            self.update(agreed)
         else:
-            skipped = self.roll_back(agreed, loss, micro_batches, state_before)
-        late_seconds += self.exchange()
-        parts.passes.forget_rounded()  # copies of the parameters in 16 bits
-        parts.account.note_late(late_seconds)
-        # From here on steps_done counts this step; record() asks whether it was the last one.
+            skipped = self.roll_back(agreed, computed.loss, micro_batches, state_before)
+        self.exchange()
+        parts.passes.forget_rounded()  # 16-bit copies of the parameters
         parts.count_steps(done, batch.indices)
         return [skipped] if skipped else self.record(begun, report, agreed)
 
@@ -87,23 +85,21 @@ class SynchronousLoop(Loop):
         parts.stopping = bool(agreed.stopping)
         return agreed
 
-    def update(self, agreed: Agreed) -> float:
-        """Update this rank's pieces by the clipped, unscaled gradient.  Returns the seconds of
-        publishing them to the ranks that need them; collective."""
+    def update(self, agreed: Agreed) -> None:
+        """Update this rank's pieces by the clipped, unscaled gradient, and publish them to the
+        ranks that need them; collective."""
         parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
-        # First, as it may refuse the factor: keep what a codec has left out of the sums.
-        parts.summation.commit(agreed.factor)
-        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale  # with the factor
+        # Codecs keep the remainder of their sums for the next step, or refuse the factor.
+        parts.summation.commit(agreed.mean_factor)
+        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
-            # agreed.factor divides by counted labels where the passes did not.
-            factor = clip / scale * agreed.factor
-            rate = parts.rates.common(done)  # each group scales it; step() records group 0's
+            factor = clip / scale * agreed.mean_factor
+            rate = parts.rates.common(done)  # of all groups, which scale it; records have group 0's
             parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
-        with parts.span("publish", "communicate"):
-            seconds = parts.store.publish()
+        with parts.account.late("publish"):
+            parts.store.publish()
         parts.scale.went_well()
-        return seconds
 
     def roll_back(
         self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
@@ -111,8 +107,8 @@ class SynchronousLoop(Loop):
         """Change no parameter, restore the layers' ``state``, halve the loss scale; collective.
 
         Returns:
-            The record; None, in a subclass: this worker alone skipped the step, and
-            :meth:`record` keeps the record until all workers know.
+            The record; None, in a subclass whose worker skips alone: :meth:`record` tells the
+            others later.
 
         Raises:
             NonFinite: on all ranks: no smaller scale can help, and ``run.on_nonfinite`` is "stop".
@@ -130,17 +126,14 @@ class SynchronousLoop(Loop):
         scale.overflowed()
         return Skipped(number, samples or culprits, scale.value, parts.account.synced(number))
 
-    def exchange(self) -> float:
-        """Exchange weights after a step or a skip, in a subclass; returns seconds; collective."""
-        return 0.0
+    def exchange(self) -> None:
+        """Exchange weights after a step or a skip, in a subclass; collective."""
 
     def record(self, begun: Begun, report: StepReport, agreed: Agreed) -> Sequence[Record]:
         """Records of the steps that all ranks know now; collective after the last step."""
         parts = self.parts
-        if parts.steps_done == parts.total_steps:  # no later report has these numbers
-            late = np.array(parts.account.take_late().numbers)  # seconds since agree()
-            parts.comm.Allreduce(MPI.IN_PLACE, late, algorithm="native")  # these few numbers
-            agreed = agreed.plus(StepReport(*late.tolist()))
+        if parts.steps_done == parts.total_steps:  # no next step reports what came late
+            agreed = agreed.plus(parts.account.take_late().summed(parts.comm))
         return [parts.account.record(begun, agreed)]
 
     def _micro_batches(self, batch: Batch) -> MicroBatches:
@@ -149,5 +142,5 @@ class SynchronousLoop(Loop):
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
-        # Batch mean x workers = mean over a worker's samples.
+        # Passes divide by the samples of the batch, of which each worker has its share.
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)

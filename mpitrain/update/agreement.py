@@ -5,8 +5,10 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite, isnan, nan
 from typing import Self
 
+import numpy as np
 from mpi4py import MPI
 
+from collectives import Communicator
 from mpitrain.metrics.records import Step
 
 
@@ -80,7 +82,7 @@ class StepReport:
         squares: this rank's part of the squared norm of the gradient.
     """
 
-    loss: float
+    loss: float = 0.0
     seconds: float = 0.0
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -105,6 +107,12 @@ class StepReport:
         names = [one.name for one in fields(StepReport)]
         return replace(self, **{name: getattr(self, name) + getattr(more, name) for name in names})
 
+    def summed(self, comm: Communicator) -> "StepReport":
+        """The sum of the ranks' reports; collective."""
+        values = np.array(self.numbers)
+        comm.Allreduce(MPI.IN_PLACE, values, algorithm="native")  # few numbers
+        return StepReport(*values.tolist())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed(StepReport):
@@ -115,8 +123,8 @@ class Agreed(StepReport):
             of their own, the root of the mean square of their norms.
         own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.  Both
             are times the loss scale.
-        factor: factor on this worker's gradient as it is, which makes it a mean over what counts;
-            loss and norms have it.
+        mean_factor: factor that makes this worker's gradient a mean over what counts, as passes
+            may have divided by all labels; ``loss`` and both norms have it already.
         unused: names of the tensors that had no part in the loss on any rank.
         drift: distance of the workers' weights from the anchor at the last exchange, divided by the
             anchor's norm; None: the step before had no exchange.
@@ -124,7 +132,7 @@ class Agreed(StepReport):
 
     grad_norm: float = 0.0
     own_norm: float = 0.0
-    factor: float = 1.0
+    mean_factor: float = 1.0
     unused: frozenset[str] = frozenset()
     drift: float | None = None
 
@@ -136,4 +144,4 @@ class Agreed(StepReport):
     @property
     def nothing_counts(self) -> bool:
         """Whether nothing counts in the labels over which a mean was taken."""
-        return isnan(self.factor) or isnan(self.counted)
+        return isnan(self.mean_factor) or isnan(self.counted)

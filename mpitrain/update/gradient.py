@@ -69,8 +69,8 @@ class GlobalGradient:
         norm = sqrt(found.squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(
-            found, loss=found.loss * factor, grad_norm=norm, own_norm=norm, factor=factor,
-            unused=unused,
+            found, loss=found.loss * factor, grad_norm=norm, own_norm=norm,
+            mean_factor=factor, unused=unused,
         )  # fmt: skip
 
     def _unused(self, comm: Communicator) -> frozenset[str]:
@@ -105,7 +105,7 @@ class GlobalGradient:
         ]
         return kernels_of(own[0]).square_sum(own) if own else 0.0
 
-    def expect_copies(self, itemsize: int) -> None:
+    def expect_equal_copies(self, itemsize: int) -> None:
         """Raise ConfigError on all ranks if tensor ranks differ in the gradients of tensors that
         each of them has whole; in the first of each 64 steps.  Collective.
 
@@ -114,18 +114,19 @@ class GlobalGradient:
         self._steps += 1
         if self.grid.tensor.size == 1 or self._steps % 64 != 1:
             return
-        norms = {
-            tensor.name: sqrt(float(square_sum(piece.gradients[part])))
-            for piece in self.store.pieces
-            if piece.group.endswith(COPIES)
-            for tensor, part in overlaps(self.store.arena.tensors, piece, self.store.owned(piece))
-        }
-        own = np.array([*norms.values()])
+        squares: dict[str, float] = {}
+        for piece in (one for one in self.store.pieces if one.group.endswith(COPIES)):
+            owned = self.store.owned(piece)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
+                more = float(square_sum(piece.gradients[part]))
+                squares[tensor.name] = squares.get(tensor.name, 0.0) + more
+        own = np.sqrt([*squares.values()])
         most, least = np.array_split(self.grid.tensor.sum(np.append(own, -own), MPI.MAX), 2)
         rounding = {2: 2.0**-8, 4: 2.0**-23, 8: 2.0**-52}[itemsize]
         apart = most + least > sqrt(rounding) * most + 64 * rounding * most.max(initial=0.0)
-        names = [name for name, differs in zip(norms, apart, strict=True) if differs]
-        if fault := named(self.ranks, ", ".join(names[:3])):
+        names = [name for name, differs in zip(squares, apart, strict=True) if differs]
+        is_first = self.grid.place.tensor == 0  # the others find the same names
+        if fault := named(self.ranks, ", ".join(names[:3]) if is_first else ""):
             raise ConfigError(
                 "parallel.tensor: ranks that share the model have different gradients of tensors "
                 f"that each of them has whole ({fault}): code between columns and rows must "
