@@ -57,7 +57,7 @@ class ClientLoop(SynchronousLoop):
         self.mu = mu
         self.start: Array = np.empty(0)
 
-    def complete_gradient(self) -> float:
+    def adjust_gradient(self) -> float:
         for piece in self.parts.store.pieces if self.mu else ():
             start = self.start[piece.start : piece.stop]
             piece.gradients[...] += self.mu * (piece.parameters - start)

@@ -62,7 +62,7 @@ class DriftingLoop(SynchronousLoop):
         is_together = self.parts.steps_done < self.parts.config.sync.start
         return self.parts.comm if is_together and not self._strategy.is_alone else super().sharers
 
-    def complete_gradient(self) -> float:
+    def adjust_gradient(self) -> float:
         parts, strategy = self.parts, self._strategy
         if self.sharers is parts.gradient.ranks:
             return 0.0
@@ -84,7 +84,8 @@ class DriftingLoop(SynchronousLoop):
         parts.stopping = bool(found.stopping)
         if found.faults:
             parts.purity.expect(f"step {parts.steps_done + 1}")  # raises
-        return replace(found, own_norm=own.own_norm, mean_factor=own.mean_factor, unused=own.unused)
+        norm, factor = own.worker_norm, own.mean_factor
+        return replace(found, worker_norm=norm, mean_factor=factor, unused=own.unused)
 
     def roll_back(
         self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
@@ -123,7 +124,7 @@ class DriftingLoop(SynchronousLoop):
     def _numbers(self, report: StepReport, own: Agreed) -> list[float]:
         """Numbers of this rank on a step, of which :meth:`_sum` makes those of all."""
         counted = nan if own.nothing_counts else report.counted
-        squares = own.own_norm**2 * self.workers / self.parts.comm.size
+        squares = own.worker_norm**2 * self.workers / self.parts.comm.size
         loss = report.loss * own.mean_factor
         known = replace(report, loss=loss, counted=counted, squares=squares)
         return [*known.numbers, *self._strayed]
@@ -138,7 +139,7 @@ class DriftingLoop(SynchronousLoop):
             drift = float(np.sqrt(away / anchor)) if anchor else None
             one = Agreed(*numbers, drift=drift)
             norm = float(np.sqrt(one.squares / self.workers))
-            found.append(replace(one, grad_norm=norm, own_norm=norm))
+            found.append(replace(one, grad_norm=norm, worker_norm=norm))
         return found
 
     def _tell(self) -> Sequence[Record]:

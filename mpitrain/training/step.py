@@ -19,15 +19,19 @@ class SynchronousLoop(Loop):
     Every layout computes the same global mean loss and gradient as one process, up to rounding.
     Values that several ranks hold stay equal bit by bit.
 
+    Until :meth:`update`, gradients are times the loss scale, and divided by all labels of the
+    batch; ``Agreed.mean_factor`` makes them a mean over the labels that count.
+
     Attributes:
-        workers: number of workers; a worker is the ranks that share a gradient, here all.
+        workers: number of workers; a worker is all stages, shards and replicas of one gradient,
+            here all ranks.
     """
 
     workers = 1
 
     @property
     def sharers(self) -> Communicator:
-        """The ranks that share the gradient of a step."""
+        """The ranks that share the gradient of the next step."""
         return self.parts.gradient.ranks
 
     @np.errstate(over="ignore", invalid="ignore")  # agree() tells all ranks what is not finite
@@ -43,15 +47,15 @@ class SynchronousLoop(Loop):
         parts.expect_open()
         parts.before_step(parts)  # the program's own function, which may do nothing
         (samples,) = batch.indices  # of all ranks; a batch of this loop is one step
-        rate, scale = parts.rates.rate(done), parts.scale.value
-        begun = Begun(done + 1, batch.epoch, len(samples), rate, scale)
+        shown_rate, scale = parts.rates.rate(done), parts.scale.value
+        begun = Begun(done + 1, batch.epoch, len(samples), shown_rate, scale)
         state_before = {name: values.copy() for name, values in parts.state.items()}  # batch norm's
         micro_batches = self._micro_batches(batch)
-        parts.store.reset()
-        parts.summation.begin(done, scale)
-        # Buckets are summed over the ranks beside the backward pass, and are complete afterwards.
+        parts.store.reset()  # the gradients
+        parts.summation.begin(done, scale)  # codecs draw by the step, and know the scale
+        # It sums buckets over the ranks while the backward pass runs, and waits for the last sum.
         computed = compute_gradient(parts, parts.passes, done, micro_batches, self.sharers)
-        sum_seconds = computed.sum_seconds + self.complete_gradient()
+        sum_seconds = computed.sum_seconds + self.adjust_gradient()
         squares = parts.gradient.own_squares()
         report = parts.account.report(
             computed.loss, squares, sum_seconds, micro_batches, computed.waits
@@ -59,6 +63,7 @@ class SynchronousLoop(Loop):
         agreed = self.agree(report)
         skipped = None
         if agreed.finite:
+            # Tensor ranks compare gradients of tensors that each has whole; size: the tolerance.
             parts.gradient.expect_equal_copies(parts.passes.dtype.itemsize)
             self.update(agreed)
         else:
@@ -68,7 +73,7 @@ class SynchronousLoop(Loop):
         parts.count_steps(done, batch.indices)
         return [skipped] if skipped else self.record(begun, report, agreed)
 
-    def complete_gradient(self) -> float:
+    def adjust_gradient(self) -> float:
         """Change the summed gradient, in a subclass; returns seconds of messages; collective."""
         return 0.0
 
@@ -80,8 +85,8 @@ class SynchronousLoop(Loop):
         """
         parts = self.parts
         agreed = parts.gradient.agree(report)
-        if agreed.faults:
-            parts.purity.expect(f"step {parts.steps_done + 1}")  # raises what a layer has found
+        if agreed.faults:  # a layer was no pure function: all ranks raise what one has found
+            parts.purity.expect(f"step {parts.steps_done + 1}")
         parts.stopping = bool(agreed.stopping)
         return agreed
 
@@ -89,15 +94,16 @@ class SynchronousLoop(Loop):
         """Update this rank's pieces by the clipped, unscaled gradient, and publish them to the
         ranks that need them; collective."""
         parts, done, scale = self.parts, self.parts.steps_done, self.parts.scale.value
-        # Codecs keep the remainder of their sums for the next step, or refuse the factor.
+        # Codecs keep their error for the next step, or raise on all ranks if the factor is not 1.
         parts.summation.commit(agreed.mean_factor)
-        limit, norm = parts.config.optim.clip_norm, agreed.own_norm / scale
+        # The norm of the worker's whole gradient has mean_factor already.
+        limit, norm = parts.config.optim.clip_norm, agreed.worker_norm / scale
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0  # as torch's clip_grad_norm_
         with parts.span("update", "update"):
             factor = clip / scale * agreed.mean_factor
-            rate = parts.rates.common(done)  # of all groups, which scale it; records have group 0's
+            rate = parts.rates.common(done)  # each group multiplies it; records show group 0's
             parts.updater.step(rate, factor, step_index=done, unused=agreed.unused)
-        with parts.account.late("publish"):
+        with parts.account.late("publish"):  # the next step's report has these seconds
             parts.store.publish()
         parts.scale.went_well()
 
@@ -120,6 +126,7 @@ class SynchronousLoop(Loop):
         unfit = micro_batches.unfit(nothing_counts=agreed.nothing_counts)
         culprits, samples = parts.gradient.culprits(loss), named(parts.comm, unfit)
         # Try a smaller scale even if samples are not finite: the program's loss may ignore them.
+        # Where no label counts, the mean is 0/0 at any scale.
         smaller_helps = scale.value > 1.0 and not agreed.nothing_counts
         if parts.config.run.on_nonfinite == "stop" and not smaller_helps:
             raise NonFinite(nonfinite_message(number, culprits, samples), step=number)
@@ -137,10 +144,10 @@ class SynchronousLoop(Loop):
         return [parts.account.record(begun, agreed)]
 
     def _micro_batches(self, batch: Batch) -> MicroBatches:
-        """The micro-batches of a batch; reads it if that was not done, as for a client."""
+        """The micro-batches of a batch; reads it if the loop has not, as for a federated client."""
         parts = self.parts
         if batch.held is None:
             (batch,) = read_batches(parts, batch.epoch, iter(batch.indices))
         assert batch.held is not None
-        # Passes divide by the samples of the batch, of which each worker has its share.
+        # Passes divide by the whole batch: times workers, it is a mean over a worker's samples.
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self.workers)

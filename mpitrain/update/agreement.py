@@ -121,8 +121,8 @@ class Agreed(StepReport):
     Attributes:
         grad_norm: Euclidean norm of the global gradient, before clipping; if workers have gradients
             of their own, the root of the mean square of their norms.
-        own_norm: norm of this worker's gradient; equals ``grad_norm`` if all have the same.  Both
-            are times the loss scale.
+        worker_norm: norm of this worker's whole gradient; equals ``grad_norm`` if all have the
+            same.  Both are times the loss scale.
         mean_factor: factor that makes this worker's gradient a mean over what counts, as passes
             may have divided by all labels; ``loss`` and both norms have it already.
         unused: names of the tensors that had no part in the loss on any rank.
@@ -131,7 +131,7 @@ class Agreed(StepReport):
     """
 
     grad_norm: float = 0.0
-    own_norm: float = 0.0
+    worker_norm: float = 0.0
     mean_factor: float = 1.0
     unused: frozenset[str] = frozenset()
     drift: float | None = None

@@ -69,7 +69,7 @@ class GlobalGradient:
         norm = sqrt(found.squares / copies * (factor * factor))
         unused = self._unused(comm) if some_unused else frozenset[str]()
         return replace(
-            found, loss=found.loss * factor, grad_norm=norm, own_norm=norm,
+            found, loss=found.loss * factor, grad_norm=norm, worker_norm=norm,
             mean_factor=factor, unused=unused,
         )  # fmt: skip
 
