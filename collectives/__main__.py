@@ -36,12 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
             options = program.parsed(parser, given)
             return options.run(options)
     except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"collectives: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}; name another file", file=sys.stderr)
+        print(
+            f"collectives: {error.filename}: {error.strerror}; name another file", file=sys.stderr
+        )
         return 2
 
 

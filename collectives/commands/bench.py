@@ -313,7 +313,10 @@ def _deadline(comm: "Communicator", seconds: float | None) -> Iterator[None]:
         return
 
     def expired() -> None:
-        print(f"error: rank {comm.rank}: not done after {seconds:g} s (--timeout)", file=sys.stderr)
+        print(
+            f"collectives: rank {comm.rank}: not done after {seconds:g} s (--timeout)",
+            file=sys.stderr,
+        )
         sys.stderr.flush()
         comm.Abort(124)
         os._exit(124)

@@ -117,7 +117,7 @@ def show_log(options: argparse.Namespace, rank: int) -> None:
 def refuse(rank: int, error: Exception | str) -> int:
     """Prints an error on rank 0; returns the exit status."""
     if rank == 0:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"collectives: {error}", file=sys.stderr)
     return 2
 
 
@@ -142,7 +142,7 @@ def while_read() -> Iterator[None]:
         if error.filename is not None or error.errno not in _FULL:
             raise
         _write_nothing_more()
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"collectives: the output cannot be written: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -92,7 +92,7 @@ def _listed(which: str | None) -> list[Algorithm]:
         try:
             resolve(name)
         except CollectiveError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"collectives: {error}", file=sys.stderr)
     return [a for a in REGISTRY if which in (None, a.collective)]
 
 

@@ -208,7 +208,9 @@ def test_what_cannot_be_done_or_takes_for_ever_is_refused_first_in_a_sentence(
     program, *words = command.split()
     assert MAINS[program](words) == 2
     out, error = capsys.readouterr()
-    assert out == "" and re.fullmatch(rf"(error|mpitrain): .*{re.escape(sentence)}.*\n", error)
+    assert out == "" and re.fullmatch(
+        rf"(collectives|mpitrain): .*{re.escape(sentence)}.*\n", error
+    )
 
 
 def test_the_file_of_ended_is_that_of_this_run(tmp_path):
@@ -242,7 +244,7 @@ def test_output_that_finds_no_room_is_one_sentence(words):
             [sys.executable, "-m", "collectives", *words],
             cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-    assert told.stderr == "error: the output cannot be written: No space left on device\n"
+    assert told.stderr == "collectives: the output cannot be written: No space left on device\n"
     assert told.returncode == 1
 
 

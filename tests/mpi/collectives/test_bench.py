@@ -103,10 +103,10 @@ def test_mistakes(comm, capsys, monkeypatch):
         "allreduce --algorithm rign": "did you mean 'ring'?",
         f"allreduce --algorithm {many}": f"must lie in 1..{comm.size}, the number of",
         "allreduce -d flaot": "no type 'flaot'",
-        "allreduce -o band": "error: MPI defines no bitwise_and on float32",
-        "reduce_scatter --place in": "error: reduce_scatter is measured out of place only, as its "
-        "input does not fit where its result goes; use --place out\n",
-        "scatter --place in": "error: scatter is measured out of place only, as",
+        "allreduce -o band": "collectives: MPI defines no bitwise_and on float32",
+        "reduce_scatter --place in": "collectives: reduce_scatter is measured out of place only, "
+        "as its input does not fit where its result goes; use --place out\n",
+        "scatter --place in": "collectives: scatter is measured out of place only, as",
     }
     for words in sentences:
         assert main(["bench", *words.split()]) == 2
@@ -120,7 +120,7 @@ def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", *QUICK]) == 2
     told = capsys.readouterr().err
     assert ("bandwidth is measured between pairs of ranks; start it as" in told) == (comm.size == 1)
-    several = "error: ranks of several nodes"
+    several = "collectives: ranks of several nodes"
     assert (several in told) == (comm.rank == 0 < comm.size - 1)
     for sentence in (*sentences.values(), "nothing was measured"):
         assert (sentence in told) == (comm.rank == 0)

@@ -39,7 +39,7 @@ def test_fit_refuses_what_is_no_benchmark_or_too_large(
     path.write_text(json.dumps(told))
     assert main(["fit", str(path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert error.startswith("collectives: ") and error.count("\n") == 1 and sentence in error
     is_read = "too many" in sentence
     assert (f"cannot read {path} as what 'bench -J' writes: " in error) == (not is_read)
 
@@ -68,7 +68,7 @@ def test_mistakes_are_one_sentence_and_leave_no_file(
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: ") and sentence in told and told.count("\n") == 1
+    assert told.startswith("collectives: ") and sentence in told and told.count("\n") == 1
     assert not [*tmp_path.iterdir()]
 
 
