@@ -63,7 +63,7 @@ class SynchronousLoop(Loop):
         agreed = self.agree(report)
         skipped = None
         if agreed.finite:
-            # Tensor ranks compare gradients of tensors that each has whole; size: the tolerance.
+            # Tensor ranks compare gradients of tensors that each has whole, up to its rounding.
             parts.gradient.expect_equal_copies(parts.passes.dtype.itemsize)
             self.update(agreed)
         else:
@@ -110,7 +110,8 @@ class SynchronousLoop(Loop):
     def roll_back(
         self, agreed: Agreed, loss: Scalar, micro_batches: MicroBatches, state: Mapping[str, Array]
     ) -> Skipped | None:
-        """Change no parameter, restore the layers' ``state``, halve the loss scale; collective.
+        """Change no parameter, restore the layers' ``state``, and halve the loss scale, to 1 at
+        least; collective over all ranks.
 
         Returns:
             The record; None, in a subclass whose worker skips alone: :meth:`record` tells the
@@ -137,7 +138,10 @@ class SynchronousLoop(Loop):
         """Exchange weights after a step or a skip, in a subclass; collective."""
 
     def record(self, begun: Begun, report: StepReport, agreed: Agreed) -> Sequence[Record]:
-        """Records of the steps that all ranks know now; collective after the last step."""
+        """Records of the steps that all ranks know now; collective after the last step.
+
+        ``report`` is this rank's own, for a subclass whose workers tell each other later.
+        """
         parts = self.parts
         if parts.steps_done == parts.total_steps:  # no next step reports what came late
             agreed = agreed.plus(parts.account.take_late().summed(parts.comm))
