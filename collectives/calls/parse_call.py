@@ -64,9 +64,10 @@ def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Ca
         if algorithm in ("auto", "native"):
             send, recv = send and _with_type(send), recv and _with_type(recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
+        sent, got = (b.items.dtype if b.items.itemsize else "a derived type" for b in (send, recv))
         raise InvalidBuffer(
-            f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
-            f"{recv.items.dtype}; both must have the same type"
+            f"{collective}: the send buffer is {sent}, the receive buffer {got}; both must have "
+            "the same type"
         )
     counts = _counts(arguments, member, send, recv)
     if blocks.reduces and counts is None and send and recv:

@@ -41,6 +41,10 @@ BAD = {
     "not contiguous": lambda: (np.zeros(10)[::2], np.zeros(5)),
     "read-only": lambda: (np.zeros(3), np.frombuffer(bytes(24))),
     "both must have the same type": lambda: (np.zeros(3, "f4"), np.zeros(3)),
+    "is a derived type, the receive buffer float64": lambda: (
+        [np.zeros(4), 2, MPI.DOUBLE.Create_contiguous(2).Commit()],
+        np.zeros(4),
+    ),
     "has 2 items, but 3 go with": lambda: (np.zeros(2), np.zeros(3)),
     "holds 3 items, but 5 were asked for": lambda: (np.zeros(3), [np.zeros(3), 5, MPI.DOUBLE]),
     "items of derived types": lambda: (None, [np.zeros(4), 1, MPI.DOUBLE.Create_contiguous(4)]),
