@@ -219,7 +219,7 @@ class Callbacks:
         is_last = parts.steps_done == parts.total_steps or self.ended()
         if best or is_last or not (parts.spikes and parts.spikes.streak):
             if parts.strategy:
-                parts.strategy.state()  # completes exchanges, whose bytes are the steps'
+                parts.strategy.quiesce()  # the bytes of exchanges are the steps'
             self._write_saved(lambda: save(parts, self._writer, best=best))
             if not best:
                 self._saved = parts.steps_done

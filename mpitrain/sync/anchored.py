@@ -71,7 +71,6 @@ class Anchored(ABC):
             exchange.test()
 
     def quiesce(self) -> None:
-        """Complete the exchanges that are under way; they still take effect when due."""
         for exchange in self.exchanges:
             self._wait(exchange)
 

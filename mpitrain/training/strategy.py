@@ -29,11 +29,12 @@ class Strategy(Protocol):
     def mean(self, flat: Array) -> Array:
         """Mean over the workers of flat arrays, the same bits on all."""
 
-    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-        """Arrays besides ``shared`` that all workers have the same, and those of this one alone.
+    def quiesce(self) -> None:
+        """Complete the exchanges under way, which still take effect when due."""
 
-        Exchanges under way are completed, and still take effect when due.
-        """
+    def state(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+        """Arrays besides ``shared`` that all workers have the same, and those of this one alone,
+        after :meth:`quiesce`."""
 
     def begin(self, steps_done: int | None = None) -> None:
         """Begin anew from weights that are the same on all workers, or go on after so many steps
