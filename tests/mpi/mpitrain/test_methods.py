@@ -25,8 +25,10 @@ EXACT = {
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
 #: A torch module needs the weights of its forward pass and whole images, and own layers would not.
 TORCH_ALONE = [{name, "own-model"} for name in ("prediction", "latest", "space")]
-#: A key that an optimiser of the program does not read.
-UNREAD = {"weight-decay", "own-optimizer"}
+#: Keys that an optimiser or a model of the program does not read.
+UNREAD = [
+    {"weight-decay", "own-optimizer"}, {"experts", "own-model"}, {"expert-parallel", "own-model"},
+]  # fmt: skip
 #: Methods whose models read no vectors.
 OTHER_DATA = {
     "sequence", "context", "space", "convolutions", "gpt", "tied", "recommender", "hogwild",
@@ -137,7 +139,7 @@ def losses(comm, keys):
 def check(comm, folder, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
-    if {*pair} in [*TORCH_ALONE, UNREAD] or ({"own-data"} & {*pair} and OTHER_DATA & {*pair}):
+    if {*pair} in [*TORCH_ALONE, *UNREAD] or ({"own-data"} & {*pair} and OTHER_DATA & {*pair}):
         return
     try:
         keys = small(methods, folder)
