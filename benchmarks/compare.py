@@ -1,7 +1,7 @@
 """Several files of ``bench -J`` (of different MPIs, clusters, days) as one Markdown table.
 
 python -m benchmarks.compare runs/*.json
-python -m benchmarks.compare --peers runs/peers/allreduce_*.json
+python -m benchmarks.compare --peers runs/?/allreduce_*.json      # medians of several runs
 python -m benchmarks.compare --auto runs/?/*.json
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks import auto, program
 from benchmarks.words import bytes_in_words
@@ -28,7 +30,7 @@ def table(paths: list[Path]) -> str:
     Raises:
         CollectiveError: for a file that is no benchmark's.
     """
-    files = _alike(paths)
+    files = [*_alike(paths).values()]
     heads, columns = ["bytes"], []
     for told in files:
         times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in _rows(told)}
@@ -45,9 +47,13 @@ def table(paths: list[Path]) -> str:
     return "\n".join(lines)
 
 
-def _alike(paths: Sequence[Path]) -> list[Measured]:
-    """The files, which are of one collective on one number of ranks; Gloo's do not say how many."""
-    files = [read(path) for path in paths]
+def _alike(paths: Sequence[Path]) -> dict[Path, Measured]:
+    """The files, which are of one collective on one number of ranks; Gloo's do not say how many.
+
+    Several of one library are its runs: the first stands for them, with the medians of their times.
+    """
+    every = {path: read(path) for path in paths}
+    files = list(every.values())
     measured = {r.collective for told in files for r in told.results}
     ranks = {r.ranks for told in files for r in told.results if r.ranks}
     if len(measured) > 1 or len(ranks) > 1:
@@ -56,7 +62,25 @@ def _alike(paths: Sequence[Path]) -> list[Measured]:
             f"these files are of {', '.join(sorted(measured))} on {numbers} ranks; compare one "
             "collective on one number of ranks"
         )
-    return files
+    runs: dict[str, dict[Path, Measured]] = {}
+    for path, told in every.items():
+        runs.setdefault(str(told.environment), {})[path] = told
+    return {next(iter(own)): _median_run([*own.values()]) for own in runs.values()}
+
+
+def _median_run(runs: Sequence[Measured]) -> Measured:
+    """Rows of the first run, each with the median of its times in the runs that have it."""
+    times: dict[Any, list[float]] = {}
+    for row in (row for told in runs for row in told.results):
+        times.setdefault(_case(row), []).append(row.p50_us)
+    rows = [replace(row, p50_us=median(times[_case(row)])) for row in runs[0].results]
+    stores = [ns for told in runs for ns in told.environment.store_ns or ()]
+    span = [min(stores), max(stores)] if stores else None
+    return Measured(replace(runs[0].environment, store_ns=span), rows)
+
+
+def _case(row: Record) -> tuple[str, str, int, bool]:
+    return row.memory, row.algorithm, row.bytes, row.in_place
 
 
 def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> str:
@@ -89,8 +113,8 @@ def peers(paths: list[Path]) -> str:
             ``auto`` where one of ours is to be compared with it; for files without a size in
             common, or without a row of ours.
     """
-    files = _alike(paths)
-    rows = [_rows(told) for told in files]
+    measured = _alike(paths)
+    files, rows = [*measured.values()], [_rows(told) for told in measured.values()]
     common = set.intersection(*({r.bytes for r in records} for records in rows))
     if not common:
         raise CollectiveError("the files have no size in common: measure the same sizes")
@@ -98,7 +122,7 @@ def peers(paths: list[Path]) -> str:
     heads += ["auto", "least x", "median x", "comm.empty", "least x", "median x", "auto/native"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
     for size in sorted(common):
-        runs = [Run(path, records, size) for path, records in zip(paths, rows)]
+        runs = [Run(path, records, size) for path, records in zip(measured, rows)]
         if not any(run.autos for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
         ratios = [f" ({x:.2f})" for x in _ratios(runs, "numpy")] or [""] * len(runs)
@@ -107,7 +131,7 @@ def peers(paths: list[Path]) -> str:
         ours = [*_summary(runs, "numpy"), *_summary(runs, "shared")]
         ours.append(f"{min(own):.2f}" if own else "native")
         lines.append(_line([bytes_in_words(size), *beside, *ours]))
-    stores = [told.environment.store_ns[1] for told in files if told.environment.store_ns]
+    stores = [ns for told in files for ns in (told.environment.store_ns or ())[1:]]
     if stores:
         span = f"{min(stores):.1f} to {max(stores):.1f} ns"
         lines += ["", f"A store to a line that the other core has read since took {span}."]
@@ -143,8 +167,11 @@ def plot(path: Path, files: list[Path]) -> None:
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
-    told = list(zip(files, _alike(files)))
-    told = [(name, one) for name, one in told if any(r.algorithm == "auto" for r in one.results)]
+    told = [
+        (name, one)
+        for name, one in _alike(files).items()
+        if any(r.algorithm == "auto" for r in one.results)
+    ]
     if not told:
         raise CollectiveError("none of the files has a row of auto: bench --algorithm all,auto")
     for number, (name, one) in enumerate(told):

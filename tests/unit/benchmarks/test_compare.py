@@ -62,6 +62,15 @@ def test_peers_tell_what_auto_does_for_ordinary_arrays_and_for_those_of_empty(ca
     assert cells == ["1 MiB", *beside, "24.0", "1.25", "1.46", "10.0", "3.00", "3.50", "4.00"]
 
 
+def test_several_runs_of_a_library_count_with_the_medians_of_their_times(capsys, tmp_path):
+    runs = []
+    for number, (native, ours) in enumerate(((30.0, 20.0), (90.0, 10.0), (60.0, 40.0))):
+        (tmp_path / str(number)).mkdir()
+        runs.append(run_of(tmp_path / str(number), "A", native, [("auto", "direct", ours)]))
+    assert main(["--peers", *runs]) == 0
+    assert "| 60.0 (3.00) | 20.0 | 3.00 | 3.00 |" in capsys.readouterr().out
+
+
 def test_peers(capsys, tmp_path):
     """Each library is compared with ours in its own run: the second was on a slower machine."""
     direct = "direct in 2 segments"
