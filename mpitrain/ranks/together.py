@@ -6,7 +6,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, TypeVar, cast
@@ -14,6 +14,7 @@ from typing import Self, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
+from collectives import Communicator
 from collectives.failure import aborts, end_job, note_shared
 from mpitrain.ranks.shrink import is_death
 
@@ -65,7 +66,9 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
 def _any(comm: MPI.Intracomm, own: bool) -> bool:
     """Whether one rank has failed: a byte of each, which needs no pickle."""
     failed = np.array([own], np.uint8)
-    comm.Allreduce(MPI.IN_PLACE, failed, op=MPI.MAX)
+    watched = comm if isinstance(comm, Communicator) else None
+    with watched.waiting("allreduce of errors") if watched else nullcontext():
+        comm.Allreduce(MPI.IN_PLACE, failed, op=MPI.MAX)
     return bool(failed[0])
 
 

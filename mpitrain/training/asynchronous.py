@@ -66,6 +66,8 @@ class UpdateWindow:
         """Sum the gradients over the replicas, and step; returns the results on this rank."""
         with self._parts.comm.waiting("the sum of gradients"):
             comm_seconds = self._store.wait()
+        purity, kind = self._parts.purity, self._parts.passes.dtype
+        purity.fault = purity.fault or self._parts.gradient.unequal_copies(kind.itemsize)
         self.weights.before_update()
         squares = self._parts.gradient.own_squares()
         own = loss if self._parts.grid.place.tensor == 0 else 0.0

@@ -236,9 +236,11 @@ def compute_gradient(
             lambda m: passes.context(step, source.indices(m), source.terms(m)),
         )
     if parts.model.adds_losses and parts.device.read([source.unequal])[0]:
-        parts.purity.fault = uncountable(  # agree() raises it on all ranks
+        parts.purity.fault = uncountable(  # all ranks raise it when they agree on the step
             step, "layers add losses, as routers of experts do,"
         )
+    fault = parts.gradient.unequal_copies(passes.dtype.itemsize)
+    parts.purity.fault = parts.purity.fault or fault
     return Computed(*found, runner.waited)
 
 

@@ -45,7 +45,8 @@ class Passes:
         """Cut this rank's layers into stages; ``state``: arrays besides parameters, by name."""
         grid, config, data, store = parts.grid, parts.config, parts.data, parts.store
         self._comm, self._layout, self._place = grid.comm, grid.layout, grid.place
-        grid.data.watch()  # code of layers may differ between replicas
+        for comm in filter(None, (grid.data, grid.tensor.comm)):
+            comm.watch()  # the program's code may branch on a rank's samples or features
         self._replicas = TensorGroup(grid.data)
         self._config, self._data, self._model = config, data, parts.model
         self._span, self._device = parts.span, parts.device

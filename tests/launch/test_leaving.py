@@ -175,6 +175,51 @@ def test_replicas_of_which_one_skips_a_norm_are_named(tmp_path):
     assert "waits in #" in ended.stderr and "has left a collective out" in ended.stderr
 
 
+BRANCHES = """
+import sys
+import torch
+from mpi4py import MPI
+import mpitrain
+
+when, does = sys.argv[1:]
+made = []
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+    def forward(self, x):
+        h = self.up(x)
+        if MPI.COMM_WORLD.rank and (when == "making" or made):  # as by features of its own
+            if does == "raises":
+                raise ValueError("features of this rank alone")
+            h = self.up(x + self.down(h.tanh()))
+        return x + self.down(h.tanh())
+
+torch.manual_seed(0)
+data = [(torch.randn(8), 1) for _ in range(64)]
+trainer = mpitrain.Trainer(
+    model=torch.nn.Sequential(torch.nn.Linear(8, 8), Block(), torch.nn.Linear(8, 3)),
+    splits={"up": "columns", "down": "rows"}, parallel={"tensor": 2}, train_data=data,
+    loss=torch.nn.CrossEntropyLoss(), batch_size=4, epochs=4,
+    optimizer=lambda p: torch.optim.SGD(p, 0.1),
+)
+made.append(True)
+trainer.fit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["raises", "branches"])
+@pytest.mark.parametrize("when", ["making", "fitting"])
+def test_tensor_ranks_of_which_one_goes_another_way_are_named(tmp_path, when, does):
+    ended = run_text(tmp_path, BRANCHES, when, does, ranks=2)
+    assert ended.returncode == 1
+    # Or messages of other sizes meet, and the MPI library says so.
+    reasons = "cannot end", "rank 0 of 2", "rank 1 of 2"
+    assert any(reason in ended.stderr for reason in reasons), ended.stderr
+
+
 STOPPED = """
 import os, signal, sys
 import numpy as np

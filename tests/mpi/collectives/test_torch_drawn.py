@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.mpi.collectives.forms import P
 from tests.torch_drawn import run_drawn
 from tests.torch_drawn.calls import KINDS
 
@@ -14,4 +15,5 @@ def test_drawn_calls_have_the_results_of_gloo(seed, calls):
     """Ranks differ in how tensors lie, in splits that they leave out, in when they wait."""
     report = run_drawn(seed, calls, gloo=calls < 100)
     assert not report.differences, str(report)
-    assert calls < 100 or {*report.calls} == {*KINDS}
+    # One rank has nobody to send to.
+    assert calls < 100 or P == 1 or {*report.calls} == {*KINDS}

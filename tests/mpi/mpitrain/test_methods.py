@@ -148,7 +148,7 @@ def check(comm, folder, pair):
     job = tables_of(keys)
     if not all(uses(job, method) for method in methods) or [*refusals(job), *faults(job)]:
         return
-    if not (ranks := ranks_for(keys, comm.size)):
+    if (ranks := ranks_for(keys, comm.size)) <= keys.get("server.ranks", 0):
         return
     own = comm.Split(0 if comm.rank < ranks else 1)
     try:

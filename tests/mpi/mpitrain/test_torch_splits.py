@@ -249,18 +249,74 @@ def test_a_run_goes_on_where_splits_make_other_layers(comm, folder, turns):
         np.testing.assert_allclose(found, losses(trainer, 2), rtol=1e-11)
 
 
+LOST = r"different gradients of .*part0.*by its other inputs"
+
+
+def mixing(bias=True, kind=torch.float64):
+    """By the trial they are right, as lost gradients reach parameters of the part before alone."""
+    torch.manual_seed(0)
+    parts = torch.nn.Linear(LENGTH, LENGTH, bias), Mixes(), torch.nn.Linear(LENGTH, CLASSES)
+    return torch.nn.Sequential(*parts).to(kind)
+
+
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
-@pytest.mark.parametrize("zero", [0, 3])
-def test_gradients_that_are_lost_on_other_ranks_are_told(folder, zero):
-    """By the trial they are right, as they reach parameters of the part before alone."""
-    model = torch.nn.Sequential(
-        torch.nn.Linear(LENGTH, LENGTH), Mixes(), torch.nn.Linear(LENGTH, CLASSES)
-    ).double()
-    given = {"model": model, "splits": BLOCKS, "train_data": Numbers()}
-    with made(folder, parallel={"tensor": 2, "zero": zero}, **given) as trainer:
-        with pytest.raises(ConfigError, match=r"different gradients .*part0.*by its other inputs"):
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"parallel": {"zero": 3, "bucket_bytes": 1}},
+        {"model": lambda: mixing(kind=torch.float32), "compute": "bfloat16"},
+        {"sync": {"kind": "local", "period": 2, "agree": 2}},
+    ],
+    ids=str,
+)
+def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given):
+    usual = {"model": mixing, "splits": BLOCKS, "train_data": Numbers()}
+    parallel = given.get("parallel", {}) | {"tensor": 2}
+    given = usual | given | {"parallel": parallel}
+    with made(folder, **given) as trainer, pytest.raises(ConfigError, match=LOST):
+        losses(trainer)
+
+
+@pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
+def test_they_are_told_in_the_first_step_that_loses_some(folder):
+    """Rows that begin with zeros give no gradients to the columns in the first step."""
+
+    def model():
+        whole = mixing()
+        torch.nn.init.zeros_(whole[1].down.weight)
+        return whole
+
+    with made(
+        folder, model=model, splits=BLOCKS, train_data=Numbers(), parallel={"tensor": 2}
+    ) as t:
+        with pytest.raises(ConfigError, match=f"step 2: .*{LOST}"):
+            losses(t)
+        assert t.parts.steps_done == 1
+
+
+@pytest.mark.skipif(RANKS != 4, reason="two stages of two tensor ranks")
+def test_they_are_told_where_stages_update_by_themselves(folder):
+    given = {"model": mixing, "splits": BLOCKS, "train_data": Numbers(), "micro_batches": 2}
+    given |= {"clip_norm": 0, "optimizer": lambda p: torch.optim.SGD(p, lr=0.01)}
+    parallel = {"tensor": 2, "pipe": 2, "schedule": "asynchronous"}
+    with made(folder, parallel=parallel, **given) as t, pytest.raises(ConfigError, match=LOST):
+        losses(t)
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+def test_a_number_that_is_not_finite_on_one_of_them_is_told(comm, folder, monkeypatch):
+    with made(folder, parallel={"tensor": 2}) as trainer:
+        gradient, unequal = trainer.parts.gradient, trainer.parts.gradient.unequal_copies
+
+        def spoilt(itemsize):
+            for piece in gradient.store.pieces:
+                piece.gradients[-1:] = np.nan if comm.rank else 0.0
+            return unequal(itemsize)
+
+        monkeypatch.setattr(gradient, "unequal_copies", spoilt)
+        with pytest.raises(ConfigError, match="different gradients of tensors"):
             losses(trainer)
-        assert trainer.parts.steps_done == 0
 
 
 def of_numbers(middle):

@@ -208,27 +208,28 @@ class Comparison:
             ranks = self._own.region.group.size
             if fault := own.draws.cut_as(whole.watched.draws, ranks):
                 self._refuse(fault)
-        fault = ""
         try:
             # Each pass communicates: a rank that has seen a fault makes the others' passes, too.
             same = [
                 self._is_same(shared.of(), whole.of(), loud=loud)
                 for loud in ((True, False) if training and own.modes else (False,))
             ]
-            if not all(same) and not own.drew:
-                fault = "results or gradients are others than those of one process"
-        except MISFITS as error:
-            fault = f"{type(error).__name__}: {one_line(error)}"
+        except MISFITS as error:  # all ranks have it, or wait for this one, which ends the job
+            self._refuse(f"{type(error).__name__}: {one_line(error)}")
+            raise
+        differs = not all(same) and not own.drew
         # A rank may see a fault in its own part of the gradients alone.
-        if self._own.region.agree(fault):
-            self._refuse(fault or "gradients on another rank are others than those of one process")
+        if self._own.region.agree(differs):
+            where = "" if differs else " on another rank"
+            self._refuse(f"results or gradients{where} are others than those of one process")
 
     def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
         (own, ours), (wanted, theirs) = (
             outcome(one, [one.values[name].requires_grad_() for name in self._trained], loud=loud)
             for one in (shared, whole)
         )
-        most = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
+        largest = (float(one.abs().nan_to_num().max()) for one in theirs if one.numel())
+        most = max(largest, default=0.0)
         return alike(wanted, own) and all(
             close(one, self._own.part(name, other), most)
             for name, one, other in zip(self._trained, ours, theirs, strict=True)

@@ -68,9 +68,9 @@ class Region:
         """Forget the inputs of matrices, before and after a pass."""
         self._entered.clear()
 
-    def agree(self, fault: str) -> bool:
-        """Whether a rank has a fault; collective."""
-        return bool(self.group.sum(np.array([bool(fault)], int))[0])
+    def agree(self, fault: bool) -> bool:
+        """Whether a rank has a fault; collective, of another kind than those of a pass."""
+        return bool(self.group.all(np.array(fault)).any())
 
     def enter(self, part: nn.Module, given: tuple[Any, ...], named: Any) -> Any:
         """The input of a matrix whose columns are shared; several matrices may have one input."""
