@@ -252,47 +252,33 @@ def test_a_run_goes_on_where_splits_make_other_layers(comm, folder, turns):
 LOST = r"different gradients of .*part0.*by its other inputs"
 
 
-def mixing(bias=True, kind=torch.float64):
+def mixing(kind=torch.float64, factor=1.0):
     """By the trial they are right, as lost gradients reach parameters of the part before alone."""
     torch.manual_seed(0)
-    parts = torch.nn.Linear(LENGTH, LENGTH, bias), Mixes(), torch.nn.Linear(LENGTH, CLASSES)
+    mixes = Mixes()
+    mixes.down.weight.data *= factor
+    parts = torch.nn.Linear(LENGTH, LENGTH), mixes, torch.nn.Linear(LENGTH, CLASSES)
     return torch.nn.Sequential(*parts).to(kind)
 
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
 @pytest.mark.parametrize(
-    "given",
+    ("given", "step"),
     [
-        {},
-        {"parallel": {"zero": 3, "bucket_bytes": 1}},
-        {"model": lambda: mixing(kind=torch.float32), "compute": "bfloat16"},
-        {"sync": {"kind": "local", "period": 2, "agree": 2}},
+        ({}, "step 1"),
+        ({"parallel": {"zero": 3, "bucket_bytes": 1}}, "step 1"),
+        ({"model": lambda: mixing(torch.float32), "compute": "bfloat16"}, "step 1"),
+        # Rows that begin with zeros give no gradients to the columns.
+        ({"model": lambda: mixing(factor=0.0)}, "step 2"),
+        ({"sync": {"kind": "local", "period": 2, "agree": 2}}, "until step 2"),
     ],
     ids=str,
 )
-def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given):
-    usual = {"model": mixing, "splits": BLOCKS, "train_data": Numbers()}
-    parallel = given.get("parallel", {}) | {"tensor": 2}
-    given = usual | given | {"parallel": parallel}
-    with made(folder, **given) as trainer, pytest.raises(ConfigError, match=LOST):
-        losses(trainer)
-
-
-@pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
-def test_they_are_told_in_the_first_step_that_loses_some(folder):
-    """Rows that begin with zeros give no gradients to the columns in the first step."""
-
-    def model():
-        whole = mixing()
-        torch.nn.init.zeros_(whole[1].down.weight)
-        return whole
-
-    with made(
-        folder, model=model, splits=BLOCKS, train_data=Numbers(), parallel={"tensor": 2}
-    ) as t:
-        with pytest.raises(ConfigError, match=f"step 2: .*{LOST}"):
-            losses(t)
-        assert t.parts.steps_done == 1
+def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given, step):
+    given = {"model": mixing, "splits": BLOCKS, "train_data": Numbers(), **given}
+    given["parallel"] = given.get("parallel", {}) | {"tensor": 2}
+    with made(folder, **given) as t, pytest.raises(ConfigError, match=f"^{step}: .*{LOST}"):
+        losses(t)
 
 
 @pytest.mark.skipif(RANKS != 4, reason="two stages of two tensor ranks")
