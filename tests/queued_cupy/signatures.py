@@ -34,7 +34,7 @@ FUNCTIONS = {
 
 #: Element-wise functions: ``(*inputs, out=None, dtype=None, casting=...)``.
 UFUNCS = """
-    absolute add bitwise_and bitwise_or bitwise_xor divide equal exp floor_divide greater
+    absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater
     greater_equal invert isfinite isnan less less_equal log log1p logical_and logical_not
     logical_or logical_xor maximum minimum multiply negative not_equal power remainder sqrt
     square subtract tanh true_divide
