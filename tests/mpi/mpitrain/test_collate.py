@@ -50,7 +50,8 @@ class Recurrent(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.norm = torch.nn.Embedding(9, 8), torch.nn.LayerNorm(8)
-        self.mix, self.gate = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+        self.mix = torch.nn.Linear(8, 8)
+        self.gate = torch.nn.Linear(8, 1, bias=False)  # softmax leaves a bias no gradient
         self.out = torch.nn.Linear(8, 3)
 
     def forward(self, words, kept):
