@@ -48,12 +48,9 @@ def table(paths: list[Path]) -> str:
 
 
 def _alike(paths: Sequence[Path]) -> dict[Path, Measured]:
-    """The files, which are of one collective on one number of ranks; Gloo's do not say how many.
-
-    Several of one library are its runs: the first stands for them, with the medians of their times.
-    """
+    """The files, which are of one collective on one number of ranks; Gloo's do not say how many."""
     every = {path: read(path) for path in paths}
-    files = list(every.values())
+    files = [*every.values()]
     measured = {r.collective for told in files for r in told.results}
     ranks = {r.ranks for told in files for r in told.results if r.ranks}
     if len(measured) > 1 or len(ranks) > 1:
@@ -62,9 +59,21 @@ def _alike(paths: Sequence[Path]) -> dict[Path, Measured]:
             f"these files are of {', '.join(sorted(measured))} on {numbers} ranks; compare one "
             "collective on one number of ranks"
         )
+    return every
+
+
+def _libraries(paths: Sequence[Path]) -> dict[Path, Measured]:
+    """One file for each library: the first of its runs on this machine, with their median times.
+
+    Raises:
+        CollectiveError: the runs have not measured the same.
+    """
     runs: dict[str, dict[Path, Measured]] = {}
-    for path, told in every.items():
+    for path, told in _alike(paths).items():
         runs.setdefault(str(told.environment), {})[path] = told
+    for name, own in runs.items():
+        if len({frozenset(map(_case, told.results)) for told in own.values()}) > 1:
+            raise CollectiveError(f"runs of {name} differ in what they have measured: repeat them")
     return {next(iter(own)): _median_run([*own.values()]) for own in runs.values()}
 
 
@@ -103,17 +112,17 @@ def peers(paths: list[Path]) -> str:
 
     A machine's speed changes from run to run, so a library is compared with ``auto`` in the same
     run: ``x`` is its time, on the memory where it is fastest, over that of ``auto`` on ordinary
-    arrays.  Gloo, which has no run with ours, is compared with our slowest run.  ``auto`` is the
-    median run's time, with the least and the median ``x`` over the libraries; ``comm.empty`` has
-    the three numbers of its arrays.  ``auto/native`` is the least ratio on the same memory, where
-    ``auto`` took ours.
+    arrays.  Several files of a library are its runs, whose median times count.  Gloo, which has no
+    run with ours, is compared with our slowest run.  ``auto`` is the median library's time, with
+    the least and the median ``x`` over the libraries; ``comm.empty`` has the three numbers of its
+    arrays.  ``auto/native`` is the least ratio on the same memory, where ``auto`` took ours.
 
     Raises:
         CollectiveError: for a file that is no benchmark's, or has no row of native's or of
             ``auto`` where one of ours is to be compared with it; for files without a size in
             common, or without a row of ours.
     """
-    measured = _alike(paths)
+    measured = _libraries(paths)
     files, rows = [*measured.values()], [_rows(told) for told in measured.values()]
     common = set.intersection(*({r.bytes for r in records} for records in rows))
     if not common:
@@ -169,7 +178,7 @@ def plot(path: Path, files: list[Path]) -> None:
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
     told = [
         (name, one)
-        for name, one in _alike(files).items()
+        for name, one in _libraries(files).items()
         if any(r.algorithm == "auto" for r in one.results)
     ]
     if not told:
@@ -244,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
     against = parser.add_mutually_exclusive_group()
-    each = "compare our algorithms with each MPI library's own, one file for each MPI"
+    each = "compare ours with each MPI library's own, one file for each MPI, or one for each run"
     against.add_argument("--peers", action="store_true", help=each)
     slower = (
         "compare auto with the library's own on the same memory, over the files of several runs, "

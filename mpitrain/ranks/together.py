@@ -48,7 +48,7 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
         result = act()
     except kinds as error:
         own = error
-    if not _any(comm, own is not None):
+    if not _any(comm, own):
         return result
     told = comm.allgather(None if own is None else (*_as(own, kinds), socket.gethostname()))
     failed = [(rank, *one) for rank, one in enumerate(told) if one]
@@ -63,11 +63,13 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     raise shared from own
 
 
-def _any(comm: MPI.Intracomm, own: bool) -> bool:
+def _any(comm: MPI.Intracomm, own: Exception | None) -> bool:
     """Whether one rank has failed: a byte of each, which needs no pickle."""
-    failed = np.array([own], np.uint8)
+    failed = np.array([own is not None], np.uint8)
     watched = comm if isinstance(comm, Communicator) else None
-    with watched.waiting("allreduce of errors") if watched else nullcontext():
+    # The watchdog's report has the error of a rank for which the others never come.
+    what = "allreduce of errors" + ("" if own is None else f", here {own}")
+    with watched.waiting(what) if watched else nullcontext():
         comm.Allreduce(MPI.IN_PLACE, failed, op=MPI.MAX)
     return bool(failed[0])
 

@@ -120,10 +120,12 @@ class Account:
     @contextmanager
     def late(self, name: str) -> Iterator[None]:
         """A span of communication after the ranks agreed on a step, which the next one reports."""
-        began = perf_counter()
+        before, began = self.moved(), perf_counter()
         with self._parts.span(name, "communicate"):
             yield
-        seconds, (sent, shared) = perf_counter() - began, self.moved()
+        seconds, moved = perf_counter() - began, self.moved()
+        seconds = seconds if any(moved) else 0.0
+        sent, shared = map(sum, zip(before, moved))
         more = StepReport(0.0, seconds, seconds, sent_bytes=sent, shared_bytes=shared)
         self._late = self._late.plus(more)
 

@@ -64,7 +64,7 @@ class UpdateWindow:
 
     def update(self, number: int, loss: Scalar) -> Updated:
         """Sum the gradients over the replicas, and step; returns the results on this rank."""
-        with self._parts.comm.waiting("the sum of gradients"):
+        with self._parts.comm.waiting("the sum of gradients", by_all=False):
             comm_seconds = self._store.wait()
         purity, kind = self._parts.purity, self._parts.passes.dtype
         purity.fault = purity.fault or self._parts.gradient.unequal_copies(kind.itemsize)

@@ -55,4 +55,7 @@ class Purity:
                 kind = type(fault) if isinstance(fault, ConfigError) else ConfigError
                 raise kind(f"{when}: {fault}" if when else str(fault))
 
-        together(self._comm, act, ConfigError)
+        try:
+            together(self._comm, act, ConfigError)
+        finally:
+            self.fault = None

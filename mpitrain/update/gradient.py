@@ -25,8 +25,10 @@ from mpitrain.update.agreement import (
     named,
 )
 
-#: Elements that a dot product takes at once, and a number that no gradient's sum is.
-_WIDTH, _OVERFLOWN = 1 << 12, 1e300
+#: Elements that a dot product takes at once.
+_WIDTH = 1 << 12
+#: Rounding of a gradient's mixture in the first steps and of its norm, by bytes of the numbers.
+_EARLY, _LATE = {4: 2.0**-14, 8: 2.0**-42}, {2: 2.0**-4, 4: 2.0**-11, 8: 2.0**-26}
 
 
 @dataclass(eq=False)
@@ -101,49 +103,67 @@ class GlobalGradient:
         ]
 
     def own_squares(self) -> Scalar:
-        """This rank's part of the squared norm of the gradient."""
-        own = [
-            piece.gradients[self.store.owned(piece)]
-            for piece in self.store.pieces
-            if self.grid.owns(piece.group)
-        ]
-        return kernels_of(own[0]).square_sum(own) if own else 0.0
+        """This rank's part of the squared norm of the gradient; not finite where another rank's
+        part, of which this one has a copy, is not finite here."""
+        own: list[Array] = []
+        copies: list[Array] = []
+        for piece in self.store.pieces:
+            whose = own if self.grid.owns(piece.group) else copies
+            whose.append(piece.gradients[self.store.owned(piece)])
+        squares = kernels_of(own[0]).square_sum(own) if own else 0.0
+        return squares + 0.0 * kernels_of(copies[0]).square_sum(copies) if copies else squares
 
     def unequal_copies(self, itemsize: int) -> ConfigError | None:
         """The fault that tensor ranks have different gradients of tensors that each of them has
         whole, if they have; collective over these ranks.
 
-        On the host in each step; on a GPU, for which that is a wait, in the first of each 8.
-        ``itemsize``: bytes of the numbers of the passes, whose rounding is no difference.
+        In each of the first 64 steps, on a GPU, for which that is a wait, in each eighth of them;
+        then in the first of each 64.  ``itemsize``: bytes of the numbers of the passes.
         """
+        is_early, is_host = self._steps < 64, self.device is HOST
+        is_due = self._steps % (64 if not is_early else 1 if is_host else 8) == 0
         self._steps += 1
-        if self.grid.tensor.size == 1 or (self.device is not HOST and self._steps % 8 != 1):
+        if self.grid.tensor.size == 1 or not is_due:
             return None
-        found: dict[str, list[Scalar]] = {}
-        for piece in (one for one in self.store.pieces if one.group.endswith(COPIES)):
-            owned = self.store.owned(piece)
-            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
-                own = piece.gradients[part]
-                found.setdefault(tensor.name, []).extend((_mixture(own), square_sum(own)))
-        numbers = iter(self.device.read([one for both in found.values() for one in both]))
-        sums = np.array([np.reshape([next(numbers) for _ in both], (-1, 2)).sum(0)
-                         for both in found.values()]).reshape(-1, 2)  # fmt: skip
-        # Where all ranks overflow, they agree to leave the step out.
-        mixture, squares = np.where(np.isfinite(sums).all(1), sums.T, [[_OVERFLOWN], [0.0]])
-        told = self.grid.tensor.sum(np.concatenate([mixture, -mixture, squares]), MPI.MAX)
-        most, least, squares = np.split(told, 3)
-        norms, rounding = np.sqrt(squares), {2: 2.0**-9, 4: 2.0**-14, 8: 2.0**-42}[itemsize]
-        rounding *= 1 if self.device is HOST else 8  # whose kernels may add in any order
-        apart = most + least > rounding * (norms + norms.max(initial=0.0) / 8)
+        names, mixtures, squares = self._sums_of_copies()
+        if not names:
+            return None
+        unfit = ~np.isfinite(mixtures + squares)  # agree() tells that
+        mixtures, squares = np.where(unfit, 0.0, (mixtures, squares))
+        # In 16 bits, ranks with other numbers of threads have elements that differ by tenths, and
+        # norms that differ less; after many steps, rounding has moved the copies apart.
+        if is_early and itemsize > 2:
+            compared, rounding = mixtures, _EARLY[itemsize] * (1 if is_host else 8)
+        else:
+            compared, rounding = np.sqrt(squares), _LATE[itemsize]
+        told = np.concatenate([compared, -compared, squares, unfit.astype(float)])
+        most, least, squares, unfit = np.split(self.grid.tensor.sum(told, MPI.MAX), 4)
+        norms = np.sqrt(squares)
+        largest = norms.max() * (4 if itemsize == 2 else 1 / 8)
+        apart = (most + least > rounding * (norms + largest)) & (unfit == 0)
         if not apart.any():
             return None
-        names = [name for name, differs in zip(found, apart, strict=True) if differs]
+        names = [name for name, differs in zip(names, apart, strict=True) if differs]
         return ConfigError(
             "parallel.tensor: ranks that share the model have different gradients of tensors that "
             f"each of them has whole ({', '.join(names[:3])}): code between columns and rows must "
             "compute with heads and single features alone, as gradients by its other inputs are "
             "lost on the other ranks; change splits=, or leave parallel.tensor out"
         )
+
+    def _sums_of_copies(self) -> tuple[list[str], Array, Array]:
+        """Names of the tensors that each tensor rank has whole; a mixture of the elements of each
+        one's gradient, and the sum of their squares."""
+        found: dict[str, list[Scalar]] = {}  # a tensor may lie in several pieces
+        for piece in (one for one in self.store.pieces if one.group.endswith(COPIES)):
+            owned = self.store.owned(piece)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
+                own = piece.gradients[part]
+                found.setdefault(tensor.name, []).extend((_mixture(own), square_sum(own)))
+        numbers = iter(self.device.read([one for sums in found.values() for one in sums]))
+        sums = [[next(numbers) for _ in own] for own in found.values()]
+        mixtures, squares = (np.array([sum(own[n::2]) for own in sums]) for n in (0, 1))
+        return [*found], mixtures, squares
 
     def culprits(self, loss: Scalar) -> str:
         """Text that names the ranks and tensors that are not finite; collective."""

@@ -209,12 +209,12 @@ class Comparison:
             if fault := own.draws.cut_as(whole.watched.draws, ranks):
                 self._refuse(fault)
         try:
-            # Each pass communicates: a rank that has seen a fault makes the others' passes, too.
+            # Each pass communicates: a rank whose results differ makes the others' passes, too.
             same = [
                 self._is_same(shared.of(), whole.of(), loud=loud)
                 for loud in ((True, False) if training and own.modes else (False,))
             ]
-        except MISFITS as error:  # all ranks have it, or wait for this one, which ends the job
+        except MISFITS as error:  # all ranks have it, or wait for this one, and the watchdog ends
             self._refuse(f"{type(error).__name__}: {one_line(error)}")
             raise
         differs = not all(same) and not own.drew
