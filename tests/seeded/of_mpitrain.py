@@ -5,8 +5,8 @@ from tests.seeded.fault import Fault
 FAULTS = [
     Fault("clip: the norm of this rank alone", "tests/mpi/mpitrain/test_layouts.py",
           "mpitrain/update/gradient.py",
-          "if self.grid.owns(piece.group)\n        ]",
-          "if self.grid.owns(piece.group) and self.grid.comm.rank == 0\n        ]"),
+          "own if self.grid.owns(piece.group) else",
+          "own if self.grid.owns(piece.group) and self.grid.comm.rank == 0 else"),
     Fault("loss: a mean over the micro-batch and not the batch",
           "tests/mpi/mpitrain/test_layouts.py", "mpitrain/training/batches.py",
           "whole = len(self.batches[batch]) * self",
