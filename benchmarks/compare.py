@@ -78,7 +78,7 @@ def _libraries(paths: Sequence[Path]) -> dict[Path, Measured]:
 
 
 def _median_run(runs: Sequence[Measured]) -> Measured:
-    """Rows of the first run, each with the median of its times in the runs that have it."""
+    """Rows of the first run, each with the median of its times in all of them."""
     times: dict[Any, list[float]] = {}
     for row in (row for told in runs for row in told.results):
         times.setdefault(_case(row), []).append(row.p50_us)

@@ -67,7 +67,8 @@ class UpdateWindow:
         with self._parts.comm.waiting("the sum of gradients", by_all=False):
             comm_seconds = self._store.wait()
         purity, kind = self._parts.purity, self._parts.passes.dtype
-        purity.fault = purity.fault or self._parts.gradient.unequal_copies(kind.itemsize)
+        fault = self._parts.gradient.unequal_copies(kind.itemsize)  # all tensor ranks compare
+        purity.fault = purity.fault or fault
         self.weights.before_update()
         squares = self._parts.gradient.own_squares()
         own = loss if self._parts.grid.place.tensor == 0 else 0.0

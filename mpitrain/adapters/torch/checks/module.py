@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -216,7 +216,6 @@ class Comparison:
             ]
         except MISFITS as error:  # all ranks have it, or wait for this one, and the watchdog ends
             self._refuse(f"{type(error).__name__}: {one_line(error)}")
-            raise
         differs = not all(same) and not own.drew
         # A rank may see a fault in its own part of the gradients alone.
         if self._own.region.agree(differs):
@@ -235,6 +234,6 @@ class Comparison:
             for name, one, other in zip(self._trained, ours, theirs, strict=True)
         )
 
-    def _refuse(self, fault: str) -> None:
+    def _refuse(self, fault: str) -> NoReturn:
         name = self._calls[0].watched.name
         raise ImpureModule(REFUSAL.format(name=name, fault=fault))
