@@ -5,6 +5,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from collectives.execution.progress import Progress
+
 #: Before torch and NumPy are loaded: tests and ranks share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 #: Open MPI's ranks that wait leave their core to the tests beside them.
@@ -47,6 +49,14 @@ def scratch(monkeypatch):
     for name in {*os.environ} - before:
         if name.startswith(("COLLECTIVES_", "MPITRAIN_")):  # as commands set for their process
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def nothing_under_way():
+    """A plan that a test leaves under way changes how the plans of later tests wait."""
+    yield
+    left, Progress().here[:] = [*Progress().here], []
+    assert not left
 
 
 @pytest.fixture

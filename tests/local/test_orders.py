@@ -153,11 +153,10 @@ def test_what_is_being_sent_does_not_change(algorithm):
     combine = np.maximum if blocks.reduces else None
     for size, rank in ((n, rank) for n in (2, 3, 4, 5, 8) for rank in range(n)):
         schedule = algorithm.schedule(size)
-        given = lengths(schedule, 12)[rank]
+        given, transport = lengths(schedule, 12)[rank], Alone(rank)
         if not any(given):
             continue
         send, recv = (np.zeros(n, np.int64) if n else None for n in given)
-        transport = Alone(rank)
         bind(schedule, transport, Operands(send, recv), combine)()
         assert all(one.left is None for one in transport.sends)
         assert not any(one.started for one in transport.receives)

@@ -1,6 +1,7 @@
 """Schedules through slots of the node: each rank's calls one by one, in rare orders."""
 
 from collections import defaultdict, deque
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -80,9 +81,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
 
 
 def everywhere(*quick):
-    for algorithm in ALGORITHMS:
-        if algorithm.collective == "barrier":
-            continue
+    for algorithm in (a for a in ALGORITHMS if a.collective != "barrier"):
         for size in (2, 3, 4, 5):
             marks = pytest.mark.slow if size not in (quick or (3,)) else ()
             name = f"{algorithm.collective}-{algorithm.name}-{size}"
@@ -138,24 +137,16 @@ def test_a_plan_that_copies_its_input_begins_in_line_and_counts_the_copy():
     plan.Start()
     assert [place.plan() for place in slots.line] == [plan]
     assert plan.own_nbytes >= items.nbytes
+    plan.abandon()
 
 
 def test_a_run_waits_for_those_before_it_and_moves_them_along():
     line = deque()
     first, second = InLine(line), InLine(line)
-
-    class Before:
-        turns = 0
-
-        def Test(self):
-            self.turns += 1
-            if self.turns == 3:
-                first.leave()
-            return self.turns == 3
-
-    before = Before()
+    before = Mock()
+    before.Test.side_effect = lambda: before.Test.call_count == 3 and not first.leave()
     first.plan = lambda: before
     first.Start()
     second.Start()
-    assert first.Test() and not second.Test() and not second.Test()
-    assert second.Test() and before.turns == 3
+    assert [second.Test() for _ in range(3)] == [False, False, True]
+    assert before.Test.call_count == 3
