@@ -123,8 +123,7 @@ class Passes:
         ``terms`` are those of the loss that layers add.
         """
         return replace(
-            self.resting(indices), training=True, step=step, terms=terms, replicas=self._replicas,
-            leading=self._leading,
+            self.resting(indices), training=True, step=step, terms=terms, replicas=self._replicas
         )  # fmt: skip
 
     def resting(self, indices: Array = RESTING.samples) -> nn.Context:
@@ -133,6 +132,7 @@ class Passes:
         return nn.Context(
             seed=run.seed, samples=indices, state=self.state, keyed=run.random == "keyed",
             positions=self.cut if extras.Positions.made(self.cut) else None,
+            leading=self._leading,
         )  # fmt: skip
 
     def through(self, x: Array | None = None) -> Array | None:

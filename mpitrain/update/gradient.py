@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Scalar, array_namespace
+from mpitrain.arrays import Array, Scalar
 from mpitrain.config import ConfigError
 from mpitrain.device import HOST, Device
 from mpitrain.kernels import kernels_of, square_sum
@@ -25,10 +25,9 @@ from mpitrain.update.agreement import (
     named,
 )
 
-#: Elements that a dot product takes at once.
-_WIDTH = 1 << 12
-#: Rounding of a gradient's mixture in the first steps and of its norm, by bytes of the numbers.
-_EARLY, _LATE = {4: 2.0**-14, 8: 2.0**-42}, {2: 2.0**-4, 4: 2.0**-11, 8: 2.0**-26}
+#: Rounding of a gradient's norm, by bytes of the numbers: ranks may have other numbers of threads,
+#: and training moves copies apart.
+_ROUNDING = {2: 2.0**-4, 4: 2.0**-11, 8: 2.0**-26}
 
 
 @dataclass(eq=False)
@@ -115,55 +114,37 @@ class GlobalGradient:
 
     def unequal_copies(self, itemsize: int) -> ConfigError | None:
         """The fault that tensor ranks have different gradients of tensors that each of them has
-        whole, if they have; collective over these ranks.
+        whole, if they have; in the first of each 64 steps, collective over these ranks.
 
-        In each of the first 64 steps, on a GPU, for which that is a wait, in each eighth of them;
-        then in the first of each 64.  ``itemsize``: bytes of the numbers of the passes.
+        ``itemsize``: bytes of the numbers of the passes.
         """
-        is_early, is_host = self._steps < 64, self.device is HOST
-        is_due = self._steps % (64 if not is_early else 1 if is_host else 8) == 0
+        is_due = self._steps % 64 == 0
         self._steps += 1
         if self.grid.tensor.size == 1 or not is_due:
             return None
-        names, mixtures, squares = self._sums_of_copies()
-        if not names:
+        squares: dict[str, list[Scalar]] = {}  # a tensor may lie in several pieces
+        for piece in (one for one in self.store.pieces if one.group.endswith(COPIES)):
+            owned = self.store.owned(piece)
+            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
+                squares.setdefault(tensor.name, []).append(square_sum(piece.gradients[part]))
+        if not squares:
             return None
-        unfit = ~np.isfinite(mixtures + squares)  # agree() tells that
-        mixtures, squares = np.where(unfit, 0.0, (mixtures, squares))
-        # In 16 bits, ranks with other numbers of threads have elements that differ by tenths, and
-        # norms that differ less; after many steps, rounding has moved the copies apart.
-        if is_early and itemsize > 2:
-            compared, rounding = mixtures, _EARLY[itemsize] * (1 if is_host else 8)
-        else:
-            compared, rounding = np.sqrt(squares), _LATE[itemsize]
-        told = np.concatenate([compared, -compared, squares, unfit.astype(float)])
-        most, least, squares, unfit = np.split(self.grid.tensor.sum(told, MPI.MAX), 4)
-        norms = np.sqrt(squares)
-        largest = norms.max() * (4 if itemsize == 2 else 1 / 8)
-        apart = (most + least > rounding * (norms + largest)) & (unfit == 0)
+        numbers = iter(self.device.read([one for own in squares.values() for one in own]))
+        own = np.sqrt([sum(next(numbers) for _ in parts) for parts in squares.values()])
+        own[~np.isfinite(own)] = np.inf  # agree() tells that
+        most, least = np.split(self.grid.tensor.sum(np.append(own, -own), MPI.MAX), 2)
+        largest = most.max() * (4 if itemsize == 2 else 1 / 8)
+        with np.errstate(invalid="ignore"):
+            apart = most + least > _ROUNDING[itemsize] * (most + largest)
         if not apart.any():
             return None
-        names = [name for name, differs in zip(names, apart, strict=True) if differs]
+        names = [name for name, differs in zip(squares, apart, strict=True) if differs]
         return ConfigError(
             "parallel.tensor: ranks that share the model have different gradients of tensors that "
             f"each of them has whole ({', '.join(names[:3])}): code between columns and rows must "
             "compute with heads and single features alone, as gradients by its other inputs are "
             "lost on the other ranks; change splits=, or leave parallel.tensor out"
         )
-
-    def _sums_of_copies(self) -> tuple[list[str], Array, Array]:
-        """Names of the tensors that each tensor rank has whole; a mixture of the elements of each
-        one's gradient, and the sum of their squares."""
-        found: dict[str, list[Scalar]] = {}  # a tensor may lie in several pieces
-        for piece in (one for one in self.store.pieces if one.group.endswith(COPIES)):
-            owned = self.store.owned(piece)
-            for tensor, part in overlaps(self.store.arena.tensors, piece, owned):
-                own = piece.gradients[part]
-                found.setdefault(tensor.name, []).extend((_mixture(own), square_sum(own)))
-        numbers = iter(self.device.read([one for sums in found.values() for one in sums]))
-        sums = [[next(numbers) for _ in own] for own in found.values()]
-        mixtures, squares = (np.array([sum(own[n::2]) for own in sums]) for n in (0, 1))
-        return [*found], mixtures, squares
 
     def culprits(self, loss: Scalar) -> str:
         """Text that names the ranks and tensors that are not finite; collective."""
@@ -229,12 +210,3 @@ class GlobalGradient:
                 rate[part] = ratios[id(group)][row[tensor.name]]
             rates.append(rate)
         return rates
-
-
-def _mixture(values: Array) -> Scalar:
-    """The sum of an array's elements times fixed numbers, which follow no pattern of a matrix."""
-    xp, width = array_namespace(values), min(_WIDTH, values.size)
-    weights = xp.cos(xp.arange(width)).astype(values.dtype)
-    rows = values[: values.size - values.size % width].reshape(-1, width) @ weights
-    rest = values[values.size - values.size % width :]
-    return rows @ xp.cos(xp.arange(len(rows)) * 1.618) + rest @ weights[: rest.size]

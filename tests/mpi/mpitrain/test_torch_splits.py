@@ -1,6 +1,7 @@
 """Torch modules whose matrices tensor ranks share by a map of names train as one process does."""
 
 from copy import deepcopy
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
+from torch.utils.checkpoint import checkpoint
 
 import mpitrain
 from mpitrain import nn
+from mpitrain.adapters.torch.checks.module import Comparison
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
 from mpitrain.update.agreement import NonFinite
@@ -182,10 +185,25 @@ class Looks(Block):
         return super().forward(x)
 
 
-def looks():
+class Kept(Block):
+    """Goes forward once more in the backward pass."""
+
+    def forward(self, x):
+        return x + checkpoint(lambda x: self.down(self.up(x).tanh()), x, use_reentrant=True)
+
+
+class Narrow(Block):
+    """Computes in 16 bits between columns and rows, of which half of the digits are compared."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+def between(middle, kind=torch.float64):
     torch.manual_seed(0)
     first, last = torch.nn.Linear(LENGTH, LENGTH), torch.nn.Linear(LENGTH, CLASSES)
-    return torch.nn.Sequential(first, Looks(), last).double()
+    return torch.nn.Sequential(first, middle(), last).to(kind)
 
 
 class Mixes(Block):
@@ -209,7 +227,9 @@ BLOCKS, FLAT = {"up": "columns", "down": "rows"}, {"0": "columns", "2": "rows"}
     ("model", "splits"),
     [
         (blocks, BLOCKS),
-        (looks, BLOCKS),
+        (partial(between, Looks), BLOCKS),
+        (partial(between, Kept), BLOCKS),
+        (partial(between, Narrow, torch.float32), BLOCKS),
         (mixing_first, BLOCKS),
         (flat, FLAT),
         (nested, {"1.0": "rows", "0.0": "columns"}),
@@ -222,7 +242,8 @@ def test_parts_in_turn_are_shared(comm, folder, model, splits):
         place = folder / f"on {ranks.size}"
         with made(place, comm=ranks, parallel={"tensor": ranks.size}, **given) as trainer:
             found.append(losses(trainer))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-11)
+            rtol = 1e-11 if trainer.parts.config.run.dtype == "float64" else 1e-3
+    np.testing.assert_allclose(found[1], found[0], rtol=rtol)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
@@ -253,13 +274,27 @@ def test_a_run_goes_on_where_splits_make_other_layers(comm, folder, turns):
 LOST = r"different gradients of .*part0.*by its other inputs"
 
 
-def mixing(kind=torch.float64, factor=1.0):
-    """By the trial they are right, as lost gradients reach parameters of the part before alone."""
-    torch.manual_seed(0)
-    mixes = Mixes()
-    mixes.down.weight.data *= factor
-    parts = torch.nn.Linear(LENGTH, LENGTH), mixes, torch.nn.Linear(LENGTH, CLASSES)
-    return torch.nn.Sequential(*parts).to(kind)
+def mixing(factor=1.0, constant=0.0, kind=torch.float64):
+    """Lost gradients reach parameters of the part before alone."""
+    model = between(Mixes)
+    for own in model[1].parameters():
+        own.data.mul_(factor).add_(constant)
+    return model.to(kind)
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+@pytest.mark.parametrize("given", [(), (0.0,), (0.0, 0.1), (0.0, 0.0, torch.float32)], ids=str)
+def test_what_is_lost_for_any_values_is_told_before_the_first_step(folder, given):
+    given, compute = partial(mixing, *given), "bfloat16" if len(given) > 2 else "same"
+    given = {"model": given, "compute": compute, "splits": BLOCKS, "train_data": Numbers()}
+    with pytest.raises(ConfigError, match=r"part1 cannot .*results or gradients"):
+        made(folder, parallel={"tensor": 2}, **given)
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    """Code that the trial does not reach, as that for rare numbers."""
+    monkeypatch.setattr(Comparison, "expect_same", lambda self, training: None)
 
 
 @pytest.mark.skipif(RANKS % 2, reason="two tensor ranks")
@@ -268,14 +303,11 @@ def mixing(kind=torch.float64, factor=1.0):
     [
         ({}, "step 1"),
         ({"parallel": {"zero": 3, "bucket_bytes": 1}}, "step 1"),
-        ({"model": lambda: mixing(torch.float32, 8.0), "compute": "bfloat16"}, "step 1"),
-        # Rows that begin with zeros give no gradients to the columns.
-        ({"model": lambda: mixing(factor=0.0)}, "step 2"),
         ({"sync": {"kind": "local", "period": 2, "agree": 2}}, "until step 2"),
     ],
     ids=str,
 )
-def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given, step):
+def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given, step, untried):
     given = {"model": mixing, "splits": BLOCKS, "train_data": Numbers(), **given}
     given["parallel"] = given.get("parallel", {}) | {"tensor": 2}
     with made(folder, **given) as t, pytest.raises(ConfigError, match=f"^{step}: .*{LOST}"):
@@ -283,7 +315,7 @@ def test_gradients_that_are_lost_on_other_ranks_are_told(folder, given, step):
 
 
 @pytest.mark.skipif(RANKS != 4, reason="two stages of two tensor ranks")
-def test_they_are_told_where_stages_update_by_themselves(folder):
+def test_they_are_told_where_stages_update_by_themselves(folder, untried):
     given = {"model": mixing, "splits": BLOCKS, "train_data": Numbers(), "micro_batches": 2}
     given |= {"clip_norm": 0, "optimizer": lambda p: torch.optim.SGD(p, lr=0.01)}
     parallel = {"tensor": 2, "pipe": 2, "schedule": "asynchronous"}

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -12,7 +12,17 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import named_tensors, same
 from mpitrain.adapters.torch.checks.module_class import ImpureModule
-from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, close, one_line, rows
+from mpitrain.adapters.torch.checks.probe import (
+    MISFITS,
+    Saved,
+    Tensors,
+    alike,
+    backward,
+    cast,
+    close,
+    one_line,
+    rows,
+)
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
@@ -43,24 +53,6 @@ def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collecti
             "has had the module's parameters since then; freeze before, and for another choice "
             "make another trainer"
         )
-
-
-def outcome(
-    call: Call, wanted: Sequence[torch.Tensor], *, loud: bool = False
-) -> tuple[Tensors, Sequence[torch.Tensor]]:
-    """Outputs of a trial, and gradients of a sum of them by the ``wanted`` tensors."""
-    y = call.tried(loud=loud)
-    graded = [part for part in y.values() if part.requires_grad]
-    found: Sequence[torch.Tensor] = [torch.zeros_like(one) for one in wanted]
-    if graded and wanted:
-        # Sums of norms' outputs, or of their squares, would have no gradients.
-        by = [
-            torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
-            for part in graded
-        ]
-        with call.again():
-            found = torch.autograd.grad(graded, wanted, by, materialize_grads=True)
-    return {name: part.detach() for name, part in y.items()}, found
 
 
 @contextmanager
@@ -147,16 +139,20 @@ def find_order(call: Call, places: Sequence[DrawPlace]) -> bool:
     return True
 
 
-def moved(call: Call) -> Call:
-    """The call with numbers of a normal distribution added to its inputs."""
+def moved(call: Call, names: Collection[str] = ()) -> Call:
+    """The call with numbers of a normal distribution added to its inputs, and smaller ones to its
+    values of these ``names``."""
     source = torch.Generator().manual_seed(0)
-    x = {
-        name: part + torch.randn(part.shape, generator=source).to(part)
-        if part.is_floating_point()
-        else part
-        for name, part in call.x.items()
+
+    def other(part: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        return part + size * torch.randn(part.shape, generator=source).to(part)
+
+    x = {name: other(p) if p.is_floating_point() else p for name, p in call.x.items()}
+    values = {
+        name: other(p, 0.5 / p.shape[1:].numel() ** 0.5) if name in names and p.numel() else p
+        for name, p in call.values.items()
     }
-    return replace(call, x=x)
+    return replace(call, x=x, values=values)
 
 
 def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[Tensors]:
@@ -170,12 +166,14 @@ def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[
 class Comparison:
     """Comparison of a rank's share with the whole module, on a batch of at least one sample.
 
-    Both have the values that the module was given with.
+    Both have the values that the module was given with, and then others: zeros, small factors and
+    equal columns hide what is lost between the ranks until training has changed them.
     """
 
-    def __init__(self, own: Share, call: Call, whole: Watched) -> None:
-        """``call`` of the share has values of the type and on the device of training."""
-        self._own = own
+    def __init__(self, own: Share, call: Call, whole: Watched, *, leads: bool) -> None:
+        """``call`` of the share has values of the type and on the device of training; nobody takes
+        gradients by the inputs of a layer that ``leads``."""
+        self._own, self._watched, self._leads = own, call.watched, leads
         like = next((one for one in call.values.values() if one.requires_grad), None)
         like = next(iter(call.x.values())) if like is None else like
 
@@ -183,11 +181,12 @@ class Comparison:
             both = value.is_floating_point() and like.is_floating_point()
             return value.detach().to(like.device, like.dtype if both else value.dtype)
 
-        every = named_tensors(whole.module)
-        values = {name: like_given(value) for name, value in every.items()}
-        parts = {name: own.part(name, value).clone() for name, value in values.items()}
+        values = {name: like_given(value) for name, value in named_tensors(whole.module).items()}
         self._trained = [n for n, p in whole.module.named_parameters() if p.requires_grad]
-        self._calls = replace(call, values=parts), replace(call, watched=whole, values=values)
+        given = replace(call, watched=whole, values=values)
+        kind = torch.float32 if like.dtype.itemsize == 2 else None  # 16 bits would hide much
+        wide = replace(given, values=cast(values, kind), x=cast(call.of().x, kind))
+        self._calls = given, moved(wide, self._trained)
 
     def expect_same(self, *, training: bool) -> None:
         """Check results and gradients in a mode, on the same samples with the same random numbers.
@@ -195,24 +194,29 @@ class Comparison:
         Raises:
             ImpureModule: they differ.
         """
-        shared, whole = (
+        given, other = (
             one.of(training=training, samples=np.arange(len(one))) for one in self._calls
         )
-        own = shared.watched
+        own, whole = self._watched, given.watched
         if training:
-            whole.watched.modes = set(own.modes)
-            if own.modes and not shared.context.keyed:
+            whole.modes = set(own.modes)
+            if own.modes and not given.context.keyed:
                 return
             for mode in own.modes:
-                learn(whole.of(training=mode))
+                learn(given.of(training=mode))
             ranks = self._own.region.group.size
-            if fault := own.draws.cut_as(whole.watched.draws, ranks):
+            if fault := own.draws.cut_as(whole.draws, ranks):
                 self._refuse(fault)
+        calls = [given]
+        with suppress(*MISFITS):  # the module may refuse other values, on all ranks
+            other.of().tried()
+            calls.append(other)
         try:
             # Each pass communicates: a rank whose results differ makes the others' passes, too.
             same = [
-                self._is_same(shared.of(), whole.of(), loud=loud)
+                self._is_same(call, loud=loud)
                 for loud in ((True, False) if training and own.modes else (False,))
+                for call in calls
             ]
         except MISFITS as error:  # all ranks have it, or wait for this one, and the watchdog ends
             self._refuse(f"{type(error).__name__}: {one_line(error)}")
@@ -222,18 +226,62 @@ class Comparison:
             where = "" if differs else " on another rank"
             self._refuse(f"results or gradients{where} are others than those of one process")
 
-    def _is_same(self, shared: Call, whole: Call, *, loud: bool) -> bool:
-        (own, ours), (wanted, theirs) = (
-            outcome(one, [one.values[name].requires_grad_() for name in self._trained], loud=loud)
-            for one in (shared, whole)
+    def _is_same(self, whole: Call, *, loud: bool) -> bool:
+        parts = {n: self._own.part(n, one.detach()).clone() for n, one in whole.values.items()}
+        shared = replace(whole, watched=self._watched, values=parts)
+        own, wanted = (self._outcome(one, loud) for one in (shared, whole))
+        names, narrow = self._trained, wanted.narrow
+        cut = [self._own.part(*one) for one in zip(names, wanted.gradients, strict=True)]
+        return (
+            alike(wanted.outputs, own.outputs, narrow)
+            and _close(own.gradients, cut, wanted.gradients, narrow)
+            and _close(own.by_inputs, wanted.by_inputs, wanted.by_inputs, narrow)
         )
-        largest = (float(one.abs().nan_to_num().max()) for one in theirs if one.numel())
-        most = max(largest, default=0.0)
-        return alike(wanted, own) and all(
-            close(one, self._own.part(name, other), most)
-            for name, one, other in zip(self._trained, ours, theirs, strict=True)
-        )
+
+    def _outcome(self, call: Call, loud: bool) -> "_Outcome":
+        call = call.of()
+        own = [call.values[name].requires_grad_() for name in self._trained]
+        x = [one for one in call.x.values() if one.is_floating_point() and not self._leads]
+        wanted = [*own, *(one.requires_grad_() for one in x)]
+        saved = Saved()
+        with saved:
+            y = call.tried(loud=loud)
+        graded = [part for part in y.values() if part.requires_grad]
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        if graded and wanted:
+            # Sums of norms' outputs, or of their squares, would have no gradients.
+            by = [
+                torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
+                for part in graded
+            ]
+            with call.again():
+                found = backward(graded, by, wanted)
+        both = zip(wanted, found, strict=True)
+        every = [torch.zeros_like(one) if g is None else g for one, g in both]
+        outputs = {name: part.detach() for name, part in y.items()}
+        return _Outcome(outputs, every[: len(own)], every[len(own) :], saved.narrow)
 
     def _refuse(self, fault: str) -> NoReturn:
         name = self._calls[0].watched.name
         raise ImpureModule(REFUSAL.format(name=name, fault=fault))
+
+
+class _Outcome(NamedTuple):
+    """Outputs of a trial, gradients of a sum of them by the trained values and by the inputs, and
+    the type with the fewest digits that has had a part in them."""
+
+    outputs: Tensors
+    gradients: Sequence[torch.Tensor]
+    by_inputs: Sequence[torch.Tensor]
+    narrow: torch.dtype
+
+
+def _close(
+    own: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+    every: Sequence[torch.Tensor],
+    narrow: torch.dtype,
+) -> bool:
+    """Whether tensors are equal up to the rounding of numbers as large as the largest of all."""
+    most = max((float(one.abs().nan_to_num().max()) for one in every if one.numel()), default=0.0)
+    return all(close(*both, most, narrow) for both in zip(own, wanted, strict=True))

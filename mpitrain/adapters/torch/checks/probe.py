@@ -55,15 +55,47 @@ def cast(parts: Tensors, kind: torch.dtype | None) -> Tensors:
     return {n: part.to(kind) if part.is_floating_point() else part for n, part in parts.items()}
 
 
-def alike(one: Tensors, other: Tensors) -> bool:
-    """Whether the tensors are equal up to rounding, which leaves half of the digits."""
-    return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
+class Saved(torch.autograd.graph.saved_tensors_hooks):
+    """Sees what passes within this block keep for their backward passes.
+
+    Attributes:
+        narrow: the type with the fewest digits.
+        nbytes: bytes of all.
+    """
+
+    def __init__(self, kind: torch.dtype = torch.float64) -> None:
+        """``kind``: a type that has a part in them anyway."""
+        super().__init__(self._note, lambda one: one)
+        self.narrow, self.nbytes = kind, 0
+
+    def _note(self, one: torch.Tensor) -> torch.Tensor:
+        self.nbytes += one.nbytes
+        if one.is_floating_point():
+            self.narrow = narrower(one.dtype, self.narrow)
+        return one
 
 
-def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
+def narrower(*kinds: torch.dtype) -> torch.dtype:
+    """The type with the fewest digits."""
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+
+def alike(one: Tensors, other: Tensors, narrow: torch.dtype = torch.float64) -> bool:
+    """Whether the tensors are equal up to rounding, as :func:`close`."""
+    both = ((part, other[name]) for name, part in one.items())
+    return one.keys() == other.keys() and all(close(*two, narrow=narrow) for two in both)
+
+
+def close(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    most: float | None = None,
+    narrow: torch.dtype = torch.float64,
+) -> bool:
     """Whether two tensors are equal up to rounding, which leaves half of the digits.
 
-    Rounding is that of numbers as large as ``most``; None: as the largest one in ``b``.
+    Rounding is that of numbers as large as ``most``, in a ``narrow`` type if one has had a part in
+    them; None: as the largest one in ``b``.
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -71,7 +103,8 @@ def close(a: torch.Tensor, b: torch.Tensor, most: float | None = None) -> bool:
         return torch.equal(a, b)
     if most is None:
         most = b.abs().nan_to_num().max().item()
-    return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)
+    eps = torch.finfo(narrower(a.dtype, narrow)).eps
+    return torch.allclose(a, b, rtol=0, atol=eps**0.5 * most, equal_nan=True)
 
 
 def backward(

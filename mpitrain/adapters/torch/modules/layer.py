@@ -131,7 +131,8 @@ class TorchLayer(TorchModule):
         xp, counts = array_namespace(x), len(x) > 0
         if not counts:
             x = filled(x, 1, self._filler)
-        leads, context = self._leads(context), self._in_place(context, len(x))
+        is_first, leads = self._is_first(context), self._leads(context)
+        context = self._in_place(context, len(x))
         kinds = (*self._types.values(), *(p.dtype for p in own.values()))
         kind = next((one for one in kinds if one.is_floating_point), None)
         given = tensors_of(fields(x), kind, every=bool(self._types))
@@ -148,7 +149,7 @@ class TorchLayer(TorchModule):
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
             if self._alone and counts and watched.verdict.compares:
-                self._examine(call, self._alone)
+                self._examine(call, self._alone, leads=is_first)
             if counts and context.training not in watched.seen:
                 self._learn(call)
             for part in given.values():
@@ -177,9 +178,9 @@ class TorchLayer(TorchModule):
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, alone: TorchModule) -> None:
+    def _examine(self, call: Call, alone: TorchModule, *, leads: bool) -> None:
         """Compare this rank's share, on its first batch, with the whole module."""
-        comparison = Comparison(self._share, call, alone._watched)
+        comparison = Comparison(self._share, call, alone._watched, leads=leads)
         comparison.expect_same(training=False)
         for training in (True, False):
             self._learn(call.of(training=training, samples=np.arange(len(call))))
@@ -191,9 +192,13 @@ class TorchLayer(TorchModule):
             learn(call)
 
     def _leads(self, context: Context) -> bool:
-        """Whether nobody takes a gradient by the input, so that no graph leads to it."""
-        is_first = len(context.path) == 1 and context.path[0] in context.leading
-        return is_first and self._share.region.group.size == 1
+        """Whether no graph leads to the input, as nobody takes a gradient by it."""
+        return self._is_first(context) and self._share.region.group.size == 1
+
+    @staticmethod
+    def _is_first(context: Context) -> bool:
+        """Whether nobody takes a gradient by the input."""
+        return len(context.path) == 1 and context.path[0] in context.leading
 
     def _in_place(self, context: Context, count: int) -> Context:
         """The context with the names of places in the whole module, and with numbers of samples.

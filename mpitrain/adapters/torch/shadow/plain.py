@@ -16,7 +16,14 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module_class import become, is_held
-from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
+from mpitrain.adapters.torch.checks.probe import (
+    Saved,
+    Tensors,
+    arguments,
+    backward,
+    options,
+    outputs_of,
+)
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
@@ -120,20 +127,13 @@ class Plain:
         ``source`` gives the module random numbers; ``names``: names of the state in the module, by
         those in the trainer.
         """
-        kinds, self.saved = {self._kind}, 0
-
-        def saved(one: torch.Tensor) -> torch.Tensor:
-            self.saved += one.nbytes
-            if one.is_floating_point():
-                kinds.add(one.dtype)
-            return one
-
         x = tensors_of(fields(samples.inputs), self._kind, every=self._types)
         if moved:
             x = {name: nudged(part) for name, part in x.items()}
         args, kwargs = arguments(x, options(self.module), self._form)
         drawn = source(self._draws) if source else nullcontext()
-        with drawn, torch.autograd.graph.saved_tensors_hooks(saved, lambda one: one):
+        saved = Saved(self._kind)
+        with drawn, saved:
             raw = self.module(*args, **kwargs)
             total, mean = _loss_of(loss, raw, samples.labels)
         every = named_tensors(self.module, every=True)
@@ -145,8 +145,8 @@ class Plain:
             every[names[name]].data.copy_(value)
         gradients = dict(zip(self.parameters, by, strict=True))
         outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
-        narrow = max(kinds, key=lambda kind: torch.finfo(kind).eps)
-        return Passed(float(mean.detach()), gradients, outputs, state, narrow=narrow)
+        self.saved = saved.nbytes
+        return Passed(float(mean.detach()), gradients, outputs, state, narrow=saved.narrow)
 
     def step(
         self, gradients: Mapping[str, Any], optim: Any, rates: Mapping[int, float], first: float
