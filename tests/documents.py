@@ -38,8 +38,7 @@ def blocks(path: Path) -> list[tuple[str, str]]:
 
 def links(path: Path) -> list[str]:
     """The targets of all links and images."""
-    text = re.sub(r"`[^`]*`", "", prose(path))
-    return re.findall(r"\]\(([^)\s]+)\)", text)
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(path)))
 
 
 def anchors(path: Path) -> set[str]:

@@ -76,8 +76,7 @@ def options(folder, name="run"):
 
 
 def parameters(folder, steps=STEPS):
-    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    checkpoint = CheckpointReader(newest)
+    checkpoint = CheckpointReader(sorted((folder / "checkpoints").glob("step-*"))[-1])
     checkpoint.verify()
     assert checkpoint.manifest.progress.step == steps
     return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}

@@ -16,8 +16,7 @@ class Samples:
     """Points and what is to be found of them."""
 
     def __init__(self, classes=0, count=48):
-        draw = np.random.default_rng(5)
-        self.x = draw.normal(size=(count, 12)).astype(np.float32)
+        self.x = np.random.default_rng(5).normal(size=(count, 12)).astype(np.float32)
         self.y = (self.x[:, :3] ** 2).astype(np.float32)
         if classes:
             self.y = np.argmax(self.x[:, :classes], axis=1)

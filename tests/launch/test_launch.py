@@ -44,8 +44,7 @@ def test_two_ranks_report_once(tmp_path):
 def test_command_lines_that_differ_are_refused(tmp_path, other):
     """Without it, the job of rank 0 counted, or the ranks of two commands waited for each other."""
     tmp_path.joinpath("job.toml").write_text("")
-    second = (":", "-n", "1", *MPITRAIN, *other)
-    done = train(tmp_path, "job.toml", *second, ranks=1)
+    done = train(tmp_path, "job.toml", *(":", "-n", "1", *MPITRAIN, *other), ranks=1)
     told = f"the command line is ['train', 'job.toml'] on rank 0 and {list(other)} on rank 1"
     assert done.returncode == 2 and done.stderr.count(told) == 1
     assert not tmp_path.joinpath("runs").exists()

@@ -50,8 +50,7 @@ def test_losses_are_those_of_mpi_ranks(tmp_path, ranks, job, sets, variables):
     out = train(tmp_path, "virtual", job, *sets, options=["--virtual", str(ranks)])
     assert numbers(tmp_path / "virtual") == numbers(tmp_path / "real")
     assert re.search(
-        rf"{ranks} virtual ranks on network flat, .*, computing by CPU time: a step takes",
-        out,
+        rf"{ranks} virtual ranks on network flat, .*, computing by CPU time: a step takes", out
     )
 
 

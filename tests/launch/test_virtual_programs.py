@@ -8,10 +8,7 @@ from tests.launch.programs import needs_launcher
 
 PROGRAM = programs.ROOT / "tests" / "launch" / "drawn_mpi_program.py"
 #: Ranks, and the first draw and the one behind the last.
-DRAWS = [
-    (3, 0, 40),
-    *(slow_case(size, 100, 200) for size in (2, 3, 4, 5)),
-]
+DRAWS = [(3, 0, 40), *(slow_case(size, 100, 200) for size in (2, 3, 4, 5))]
 
 
 @needs_launcher

@@ -76,8 +76,7 @@ def run(schedules, in_place, choose, dtype=float, wide=None, local=0):
             if wanted is not None:
                 np.testing.assert_array_equal(recv, wanted)
 
-    runs = {rank: calls(rank) for rank in range(size)}
-    interleave(runs, choose, schedules)
+    interleave({rank: calls(rank) for rank in range(size)}, choose, schedules)
 
 
 def everywhere(*quick):

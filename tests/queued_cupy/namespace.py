@@ -71,8 +71,7 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
         return stacked(obj, dtype)
     if blocking:
         counts.sync("array(blocking=True)")
-    values = np.array(obj, dtype, order=order, ndmin=ndmin)
-    return launch("fill", lambda: values)
+    return launch("fill", lambda: np.array(obj, dtype, order=order, ndmin=ndmin))
 
 
 def stacked(obj, dtype):

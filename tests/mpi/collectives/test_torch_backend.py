@@ -218,8 +218,7 @@ def test_another_backend_stands_beside_it():
 
 
 def test_a_message_that_a_future_waits_for_holds_up_no_other():
-    received = torch.empty(1)
-    future = dist.irecv(received, LEFT).get_future()
+    future = dist.irecv(torch.empty(1), LEFT).get_future()
     dist.barrier()
     dist.isend(torch.tensor([1.0 * RANK]), RIGHT).wait()
     assert future.wait()[0].item() == LEFT
@@ -300,7 +299,7 @@ QUANTIZED = partial(torch.quantize_per_tensor, TWO, 1, 3)
         (lambda: dist.broadcast(QUANTIZED(torch.qint8), 0), r"qint8.*tensor\.dequantize"),
         (lambda: torch.func.vmap(dist.all_reduce)(torch.ones(3, 2)), r"leave torch\.func"),
         slow_case(  # imports much
-            *(lambda: dist.all_reduce(sharded(torch.ones(2))), "a DTensor .* DTensor.to_local"),
+            *(lambda: dist.all_reduce(sharded(torch.ones(2))), "a DTensor .* DTensor.to_local")
         ),
     ],
 )

@@ -18,8 +18,7 @@ from tests.mpi.mpitrain.layouts import RANKS, changed, few, layouts
 
 
 def samples(count, seed):
-    rng = np.random.default_rng(seed)
-    x = rng.uniform(-2, 2, (count, 6))
+    x = np.random.default_rng(seed).uniform(-2, 2, (count, 6))
     return Samples(x, np.stack([np.sin(x[:, 0]) * x[:, 1], x[:, 2] * x[:, 3]], axis=1))
 
 

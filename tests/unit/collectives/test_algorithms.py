@@ -127,7 +127,6 @@ def test_what_can_be_a_default_and_what_not():
 
 
 def test_a_segment_holds_an_item():
-    many = build("allreduce", "ring:segments=1024", 3, items=100)
-    assert many.chunks == 3 * 34
+    assert build("allreduce", "ring:segments=1024", 3, items=100).chunks == 3 * 34
     assert build("allreduce", "ring:segments=4", 3, items=100).chunks == 3 * 4
     assert build("allreduce", "ring:segments=4", 3, items=0).chunks == 3

@@ -64,8 +64,7 @@ def test_unequal_links_make_the_order_of_a_ring_matter():
     """0-3-2-1-5-6-7-4-0 goes by double links all round; 3-4 and 7-0 are none."""
     node = Islands(LINK)
     order = np.array([0, 3, 2, 1, 5, 6, 7, 4])
-    following = np.roll(order, -1)
-    double = node.beta(order, following)
+    double = node.beta(order, np.roll(order, -1))
     assert (double == double[0]).all()
     assert node.beta(np.array([3]), np.array([4])) > 4 * double[0]
     good = Islands(LINK, lanes=dgx1(8)[np.ix_(order, order)])

@@ -142,8 +142,7 @@ def test_links_of_a_file_are_those_of_a_name(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [("0 1 1", "square"), ("a b", "could not"), (None, "not found")],
+    ("text", "told"), [("0 1 1", "square"), ("a b", "could not"), (None, "not found")]
 )
 def test_files_that_cannot_be(tmp_path, text, told):
     file = tmp_path / "links.txt"

@@ -182,8 +182,7 @@ def test_a_probe_of_no_process_does_not_wait():
         status = MPI.Status()
         assert COMM_WORLD.Probe(MPI.PROC_NULL, status=status)
         assert status.source == MPI.PROC_NULL
-        message = NAMES["Message"].Probe(COMM_WORLD, MPI.PROC_NULL)
-        message.Recv(None, status)
+        NAMES["Message"].Probe(COMM_WORLD, MPI.PROC_NULL).Recv(None, status)
         return status.source, status.Get_count(MPI.BYTE)
 
     assert run(1, program) == [(MPI.PROC_NULL, 0)]

@@ -12,8 +12,7 @@ def arena(layers, **more):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"weight": np.zeros((1, 2))}, {"weight": np.zeros((3, 2)), "more": np.zeros(1)}],
+    "wrong", [{"weight": np.zeros((1, 2))}, {"weight": np.zeros((3, 2)), "more": np.zeros(1)}]
 )
 def test_parameters_of_other_shapes_than_were_said_are_refused(wrong):
     made = arena({"a": nn.Linear(3, 2, bias=False)})

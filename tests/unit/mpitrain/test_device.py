@@ -59,8 +59,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch, alone, caplog):
 
 
 def test_auto_takes_a_gpu_that_works(cupy, alone):
-    device = choose(asked("auto"), alone)
-    assert device.name == "cuda:0 no GPU at all"
+    assert choose(asked("auto"), alone).name == "cuda:0 no GPU at all"
     assert choose(asked("auto", offload="there"), alone) is HOST
 
 
@@ -92,8 +91,7 @@ def test_a_device_puts_and_brings(cupy, monkeypatch):
         pass
     assert coming.get().tolist() == [[0, 3], [1, 4], [2, 5]]
     assert counts.waited == 0
-    waiting = device.bring(x)
-    assert waiting.get().tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert device.bring(x).get().tolist() == [[1, 2, 3], [4, 5, 6]]
     assert counts.waited == 1
     assert device.put(np.empty((0, 3))).shape == (0, 3)
 

@@ -95,8 +95,7 @@ def test_rounds_are_the_seeds():
 
 
 def test_the_fastest_are_taken():
-    own = Federated(clients=300, take=256, spread=0.7)
-    made = choice(own, [16] * 300)
+    made = choice(Federated(clients=300, take=256, spread=0.7), [16] * 300)
     cohort = made.cohort(0)
     times = 16 / made.speeds
     assert cohort.taken == 256
@@ -150,8 +149,7 @@ def test_the_proximal_term_follows_the_loss(begin, losses, expected):
 
 
 def test_a_client_drawn_twice_counts_twice_and_no_more_than_taken():
-    own = Federated(clients=3, sample=3, take=2, scheme="sampled")
-    made = choice(own)
+    made = choice(Federated(clients=3, sample=3, take=2, scheme="sampled"))
     made.ask = lambda number: np.array([0, 0, 0])
     (part,) = made.cohort(0).parts
     assert (part.draws, part.weight) == (2, 2)

@@ -47,8 +47,7 @@ def test_a_run_ends_where_a_loss_below_0_has_risen_far_above_the_least():
         for parts.steps_done, loss in enumerate(losses, 1):
             yield Step(**nothing | {"step": parts.steps_done, "loss": loss})
 
-    loop = SimpleNamespace(parts=parts, run_epoch=run_epoch)
-    tried, why = _run(loop, losses)
+    tried, why = _run(SimpleNamespace(parts=parts, run_epoch=run_epoch), losses)
     told = "the loss was above its least by more than 3 times its size"
     assert (len(tried), why) == (6, told)
 

@@ -42,8 +42,7 @@ class OnTheHost(CudaKernels):
 
 
 @pytest.fixture(
-    scope="module",
-    params=["float32", *(slow_case(n) for n in ("float64", "bfloat16"))],
+    scope="module", params=["float32", *(slow_case(n) for n in ("float64", "bfloat16"))]
 )
 def case(request, folder):
     """The type, and the kernels in both orders of a block's threads."""

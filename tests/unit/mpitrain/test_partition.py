@@ -66,11 +66,9 @@ def test_the_optimum_is_that_of_a_brute_force():
 
 def test_light_layers_are_replicated_and_heavy_weights_are_not():
     light = [LayerProfile(f"c{i}", 1, 2, 1e3, 1e2) for i in range(6)]
-    heavy = [LayerProfile("fc", 0.5, 1, 1e2, 1e10)]
-    costs = Costs(light + heavy, 1e8)
+    costs = Costs([*light, LayerProfile("fc", 0.5, 1, 1e2, 1e10)], 1e8)
     assert costs.message(0) == 2 * 1e3 / 1e8  # an activation and its gradient
-    found = partition(costs, 8)
-    assert found.configuration == "7-1"
+    assert partition(costs, 8).configuration == "7-1"
 
 
 def test_balanced_partitions_have_the_fastest_slowest_stage():

@@ -360,8 +360,7 @@ def test_operations_of_attention_are_counted_forward_and_backward():
 def test_a_measured_step_gives_the_bandwidth_and_the_hours_of_the_training():
     config = job(tables={"train": {"batch_size": 16, "steps": 7200}})
     own = load_job(config, "plan")
-    free = LinkCost(0.0, 0.0)
-    two = replace(MACHINE, ranks=2, per_node=2, inside=free, call=0.0)
+    two = replace(MACHINE, ranks=2, per_node=2, inside=LinkCost(0.0, 0.0), call=0.0)
     told = explain(config, two, is_counted=True, step_s=0.5)
     assert f"gradients: {digits(8e-9 * 4 * own.model.size / 0.5)} Gb/s to keep up" in told
     work = 16 * 7200 * operations(own)

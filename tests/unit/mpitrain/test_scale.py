@@ -77,8 +77,7 @@ def test_rows_are_written_before_a_larger_size_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr("mpitrain.commands.scale.trained", trained)
     monkeypatch.chdir(tmp_path)
-    words = ["scale", "digits_mlp", "-n", "4,2,1,2", "--json", "rows.json"]
-    assert main(words) == 2
+    assert main(["scale", "digits_mlp", "-n", "4,2,1,2", "--json", "rows.json"]) == 2
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["ranks"] for row in rows] == [1, 2]
     assert [row.name for row in tmp_path.iterdir()] == ["rows.json"]

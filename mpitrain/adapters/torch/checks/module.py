@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from mpitrain.adapters.torch.checks.probe import (
     alike,
     backward,
     cast,
-    close,
     one_line,
     rows,
 )
@@ -229,59 +228,38 @@ class Comparison:
     def _is_same(self, whole: Call, *, loud: bool) -> bool:
         parts = {n: self._own.part(n, one.detach()).clone() for n, one in whole.values.items()}
         shared = replace(whole, watched=self._watched, values=parts)
-        own, wanted = (self._outcome(one, loud) for one in (shared, whole))
-        names, narrow = self._trained, wanted.narrow
-        cut = [self._own.part(*one) for one in zip(names, wanted.gradients, strict=True)]
-        return (
-            alike(wanted.outputs, own.outputs, narrow)
-            and _close(own.gradients, cut, wanted.gradients, narrow)
-            and _close(own.by_inputs, wanted.by_inputs, wanted.by_inputs, narrow)
-        )
+        (*own, _), (*wanted, narrow) = (self._outcome(one, loud) for one in (shared, whole))
+        cut = {name: self._own.part(name, one) for name, one in wanted[1].items()}
+        largest = [None, *map(_largest, wanted[1:])]
+        both = zip((wanted[0], cut, wanted[2]), own, largest, strict=True)
+        return all(alike(one, other, most, narrow) for one, other, most in both)
 
-    def _outcome(self, call: Call, loud: bool) -> "_Outcome":
-        call = call.of()
-        own = [call.values[name].requires_grad_() for name in self._trained]
-        x = [one for one in call.x.values() if one.is_floating_point() and not self._leads]
-        wanted = [*own, *(one.requires_grad_() for one in x)]
-        saved = Saved()
+    def _outcome(self, call: Call, loud: bool) -> tuple[Tensors, Tensors, Tensors, torch.dtype]:
+        """Outputs, gradients of a sum of them by the trained values and by the inputs, and the type
+        with the fewest digits that has had a part in them."""
+        call, saved = call.of(), Saved()
+        own = {name: call.values[name] for name in self._trained}
+        x = {n: one for n, one in call.x.items() if one.is_floating_point() and not self._leads}
+        by = [one.requires_grad_() for one in (*own.values(), *x.values())]
         with saved:
             y = call.tried(loud=loud)
         graded = [part for part in y.values() if part.requires_grad]
-        found: list[torch.Tensor | None] = [None] * len(wanted)
-        if graded and wanted:
-            # Sums of norms' outputs, or of their squares, would have no gradients.
-            by = [
-                torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
-                for part in graded
-            ]
-            with call.again():
-                found = backward(graded, by, wanted)
-        both = zip(wanted, found, strict=True)
-        every = [torch.zeros_like(one) if g is None else g for one, g in both]
+        # Sums of norms' outputs, or of their squares, would have no gradients.
+        dy = [
+            torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
+            for part in graded
+        ]
+        with call.again():
+            found = backward(graded, dy, by) if graded else [None] * len(by)
+        dx = iter([torch.zeros_like(b) if g is None else g for b, g in zip(by, found, strict=True)])
         outputs = {name: part.detach() for name, part in y.items()}
-        return _Outcome(outputs, every[: len(own)], every[len(own) :], saved.narrow)
+        return outputs, dict(zip(own, dx)), dict(zip(x, dx)), saved.narrow
 
     def _refuse(self, fault: str) -> NoReturn:
         name = self._calls[0].watched.name
         raise ImpureModule(REFUSAL.format(name=name, fault=fault))
 
 
-class _Outcome(NamedTuple):
-    """Outputs of a trial, gradients of a sum of them by the trained values and by the inputs, and
-    the type with the fewest digits that has had a part in them."""
-
-    outputs: Tensors
-    gradients: Sequence[torch.Tensor]
-    by_inputs: Sequence[torch.Tensor]
-    narrow: torch.dtype
-
-
-def _close(
-    own: Sequence[torch.Tensor],
-    wanted: Sequence[torch.Tensor],
-    every: Sequence[torch.Tensor],
-    narrow: torch.dtype,
-) -> bool:
-    """Whether tensors are equal up to the rounding of numbers as large as the largest of all."""
-    most = max((float(one.abs().nan_to_num().max()) for one in every if one.numel()), default=0.0)
-    return all(close(*both, most, narrow) for both in zip(own, wanted, strict=True))
+def _largest(tensors: Tensors) -> float:
+    every = (float(one.abs().nan_to_num().max()) for one in tensors.values() if one.numel())
+    return max(every, default=0.0)

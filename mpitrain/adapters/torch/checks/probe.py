@@ -80,23 +80,20 @@ def narrower(*kinds: torch.dtype) -> torch.dtype:
     return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
 
-def alike(one: Tensors, other: Tensors, narrow: torch.dtype = torch.float64) -> bool:
-    """Whether the tensors are equal up to rounding, as :func:`close`."""
-    both = ((part, other[name]) for name, part in one.items())
-    return one.keys() == other.keys() and all(close(*two, narrow=narrow) for two in both)
-
-
-def close(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    most: float | None = None,
-    narrow: torch.dtype = torch.float64,
+def alike(
+    one: Tensors, other: Tensors, most: float | None = None, narrow: torch.dtype = torch.float64
 ) -> bool:
-    """Whether two tensors are equal up to rounding, which leaves half of the digits.
+    """Whether the tensors are equal up to rounding, which leaves half of the digits.
 
     Rounding is that of numbers as large as ``most``, in a ``narrow`` type if one has had a part in
-    them; None: as the largest one in ``b``.
+    them; None: as the largest one in a tensor of the ``other``.
     """
+    return one.keys() == other.keys() and all(
+        _close(part, other[name], most, narrow) for name, part in one.items()
+    )
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, most: float | None, narrow: torch.dtype) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():
