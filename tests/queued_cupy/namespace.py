@@ -71,7 +71,8 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
         return stacked(obj, dtype)
     if blocking:
         counts.sync("array(blocking=True)")
-    return launch("fill", lambda: np.array(obj, dtype, order=order, ndmin=ndmin))
+    values = np.array(obj, dtype, order=order, ndmin=ndmin)
+    return launch("fill", lambda: values)
 
 
 def stacked(obj, dtype):

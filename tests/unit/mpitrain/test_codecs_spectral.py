@@ -25,8 +25,7 @@ def test_probabilities_have_the_least_variance(seed):
 
 def test_always_as_many_are_drawn_and_each_with_its_probability():
     shares = np.array([1, 0.8, 0.5, 0.4, 0.2, 0.1, 0])
-    dice = (np.arange(5000) + 0.5) / 5000
-    chosen = [systematic(shares, die) for die in dice]
+    chosen = [systematic(shares, die) for die in (np.arange(5000) + 0.5) / 5000]
     assert {len(c) for c in chosen} == {3}
     np.testing.assert_allclose(np.bincount(np.concatenate(chosen), minlength=7) / 5000, shares)
 

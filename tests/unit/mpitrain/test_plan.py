@@ -253,8 +253,7 @@ def test_a_tied_tensor_of_a_stage_counts_once(plan):
 
 def test_servers_wait_at_their_links():
     """One of 8 ranks serves 7 of 0.1 s each, at 1 GB/s, or several do."""
-    slow = Machine(8, 8, 1.0, inside=LinkCost(0.0, 1e-9))
-    served = ServerExchange(slow, 1e8, 0.7)
+    served = ServerExchange(Machine(8, 8, 1.0, inside=LinkCost(0.0, 1e-9)), 1e8, 0.7)
     assert served.seconds(1) == pytest.approx(0.1 + 2 * 7 * 0.1)
     assert served.seconds(4) == pytest.approx(0.7 / 4 + 2 * 0.1)
     assert served.best() == 4
