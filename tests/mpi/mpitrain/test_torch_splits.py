@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mpitrain
 from mpitrain import nn
-from mpitrain.adapters.torch.checks.module import Comparison
+from mpitrain.adapters.torch.checks.share import Comparison
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
 from mpitrain.update.agreement import NonFinite

@@ -4,29 +4,23 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.arrays import named_tensors, same
-from mpitrain.adapters.torch.checks.module_class import ImpureModule
+from mpitrain.adapters.torch.arrays import same
 from mpitrain.adapters.torch.checks.probe import (
     MISFITS,
-    Saved,
     Tensors,
     alike,
-    backward,
-    cast,
-    one_line,
     rows,
 )
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace
-from mpitrain.adapters.torch.modules.tensor_parallel import REFUSAL, Share
 from mpitrain.arrays import Shape
 
 
@@ -138,20 +132,16 @@ def find_order(call: Call, places: Sequence[DrawPlace]) -> bool:
     return True
 
 
-def moved(call: Call, names: Collection[str] = ()) -> Call:
-    """The call with numbers of a normal distribution added to its inputs, and smaller ones to its
-    values of these ``names``."""
+def moved(call: Call) -> Call:
+    """The call with numbers of a normal distribution added to its inputs."""
     source = torch.Generator().manual_seed(0)
-
-    def other(part: torch.Tensor, size: float = 1.0) -> torch.Tensor:
-        return part + size * torch.randn(part.shape, generator=source).to(part)
-
-    x = {name: other(p) if p.is_floating_point() else p for name, p in call.x.items()}
-    values = {
-        name: other(p, 0.5 / p.shape[1:].numel() ** 0.5) if name in names and p.numel() else p
-        for name, p in call.values.items()
+    x = {
+        name: part + torch.randn(part.shape, generator=source).to(part)
+        if part.is_floating_point()
+        else part
+        for name, part in call.x.items()
     }
-    return replace(call, x=x, values=values)
+    return replace(call, x=x)
 
 
 def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[Tensors]:
@@ -160,106 +150,3 @@ def _by_row(call: Call, places: Sequence[DrawPlace], *, together: bool) -> list[
     found = call.of().tried(loud=places[0] if len(places) == 1 else True)
     found = {n: p for n, p in found.items() if n not in (LOSS, COUNT) and len(p) == len(call)}
     return [rows(found, row) for row in range(len(call))]
-
-
-class Comparison:
-    """Comparison of a rank's share with the whole module, on a batch of at least one sample.
-
-    Both have the values that the module was given with, and then others: zeros, small factors and
-    equal columns hide what is lost between the ranks until training has changed them.
-    """
-
-    def __init__(self, own: Share, call: Call, whole: Watched, *, leads: bool) -> None:
-        """``call`` of the share has values of the type and on the device of training; nobody takes
-        gradients by the inputs of a layer that ``leads``."""
-        self._own, self._watched, self._leads = own, call.watched, leads
-        like = next((one for one in call.values.values() if one.requires_grad), None)
-        like = next(iter(call.x.values())) if like is None else like
-
-        def like_given(value: torch.Tensor) -> torch.Tensor:
-            both = value.is_floating_point() and like.is_floating_point()
-            return value.detach().to(like.device, like.dtype if both else value.dtype)
-
-        values = {name: like_given(value) for name, value in named_tensors(whole.module).items()}
-        self._trained = [n for n, p in whole.module.named_parameters() if p.requires_grad]
-        given = replace(call, watched=whole, values=values)
-        kind = torch.float32 if like.dtype.itemsize == 2 else None  # 16 bits would hide much
-        wide = replace(given, values=cast(values, kind), x=cast(call.of().x, kind))
-        self._calls = given, moved(wide, self._trained)
-
-    def expect_same(self, *, training: bool) -> None:
-        """Check results and gradients in a mode, on the same samples with the same random numbers.
-
-        Raises:
-            ImpureModule: they differ.
-        """
-        given, other = (
-            one.of(training=training, samples=np.arange(len(one))) for one in self._calls
-        )
-        own, whole = self._watched, given.watched
-        if training:
-            whole.modes = set(own.modes)
-            if own.modes and not given.context.keyed:
-                return
-            for mode in own.modes:
-                learn(given.of(training=mode))
-            ranks = self._own.region.group.size
-            if fault := own.draws.cut_as(whole.draws, ranks):
-                self._refuse(fault)
-        calls = [given]
-        with suppress(*MISFITS):  # the module may refuse other values, on all ranks
-            other.of().tried()
-            calls.append(other)
-        try:
-            # Each pass communicates: a rank whose results differ makes the others' passes, too.
-            same = [
-                self._is_same(call, loud=loud)
-                for loud in ((True, False) if training and own.modes else (False,))
-                for call in calls
-            ]
-        except MISFITS as error:  # all ranks have it, or wait for this one, and the watchdog ends
-            self._refuse(f"{type(error).__name__}: {one_line(error)}")
-        differs = not all(same) and not own.drew
-        # A rank may see a fault in its own part of the gradients alone.
-        if self._own.region.agree(differs):
-            where = "" if differs else " on another rank"
-            self._refuse(f"results or gradients{where} are others than those of one process")
-
-    def _is_same(self, whole: Call, *, loud: bool) -> bool:
-        parts = {n: self._own.part(n, one.detach()).clone() for n, one in whole.values.items()}
-        shared = replace(whole, watched=self._watched, values=parts)
-        (*own, _), (*wanted, narrow) = (self._outcome(one, loud) for one in (shared, whole))
-        cut = {name: self._own.part(name, one) for name, one in wanted[1].items()}
-        largest = [None, *map(_largest, wanted[1:])]
-        both = zip((wanted[0], cut, wanted[2]), own, largest, strict=True)
-        return all(alike(one, other, most, narrow) for one, other, most in both)
-
-    def _outcome(self, call: Call, loud: bool) -> tuple[Tensors, Tensors, Tensors, torch.dtype]:
-        """Outputs, gradients of a sum of them by the trained values and by the inputs, and the type
-        with the fewest digits that has had a part in them."""
-        call, saved = call.of(), Saved()
-        own = {name: call.values[name] for name in self._trained}
-        x = {n: one for n, one in call.x.items() if one.is_floating_point() and not self._leads}
-        by = [one.requires_grad_() for one in (*own.values(), *x.values())]
-        with saved:
-            y = call.tried(loud=loud)
-        graded = [part for part in y.values() if part.requires_grad]
-        # Sums of norms' outputs, or of their squares, would have no gradients.
-        dy = [
-            torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
-            for part in graded
-        ]
-        with call.again():
-            found = backward(graded, dy, by) if graded else [None] * len(by)
-        dx = iter([torch.zeros_like(b) if g is None else g for b, g in zip(by, found, strict=True)])
-        outputs = {name: part.detach() for name, part in y.items()}
-        return outputs, dict(zip(own, dx)), dict(zip(x, dx)), saved.narrow
-
-    def _refuse(self, fault: str) -> NoReturn:
-        name = self._calls[0].watched.name
-        raise ImpureModule(REFUSAL.format(name=name, fault=fault))
-
-
-def _largest(tensors: Tensors) -> float:
-    every = (float(one.abs().nan_to_num().max()) for one in tensors.values() if one.numel())
-    return max(every, default=0.0)

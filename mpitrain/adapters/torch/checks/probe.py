@@ -55,53 +55,25 @@ def cast(parts: Tensors, kind: torch.dtype | None) -> Tensors:
     return {n: part.to(kind) if part.is_floating_point() else part for n, part in parts.items()}
 
 
-class Saved(torch.autograd.graph.saved_tensors_hooks):
-    """Sees what passes within this block keep for their backward passes.
-
-    Attributes:
-        narrow: the type with the fewest digits.
-        nbytes: bytes of all.
-    """
-
-    def __init__(self, kind: torch.dtype = torch.float64) -> None:
-        """``kind``: a type that has a part in them anyway."""
-        super().__init__(self._note, lambda one: one)
-        self.narrow, self.nbytes = kind, 0
-
-    def _note(self, one: torch.Tensor) -> torch.Tensor:
-        self.nbytes += one.nbytes
-        if one.is_floating_point():
-            self.narrow = narrower(one.dtype, self.narrow)
-        return one
-
-
-def narrower(*kinds: torch.dtype) -> torch.dtype:
-    """The type with the fewest digits."""
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
-
-
-def alike(
-    one: Tensors, other: Tensors, most: float | None = None, narrow: torch.dtype = torch.float64
-) -> bool:
+def alike(one: Tensors, other: Tensors, most: float | None = None) -> bool:
     """Whether the tensors are equal up to rounding, which leaves half of the digits.
 
-    Rounding is that of numbers as large as ``most``, in a ``narrow`` type if one has had a part in
-    them; None: as the largest one in a tensor of the ``other``.
+    Rounding is that of numbers as large as ``most``; None: as the largest one in a tensor of the
+    ``other``.
     """
     return one.keys() == other.keys() and all(
-        _close(part, other[name], most, narrow) for name, part in one.items()
+        _close(part, other[name], most) for name, part in one.items()
     )
 
 
-def _close(a: torch.Tensor, b: torch.Tensor, most: float | None, narrow: torch.dtype) -> bool:
+def _close(a: torch.Tensor, b: torch.Tensor, most: float | None) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():
         return torch.equal(a, b)
     if most is None:
         most = b.abs().nan_to_num().max().item()
-    eps = torch.finfo(narrower(a.dtype, narrow)).eps
-    return torch.allclose(a, b, rtol=0, atol=eps**0.5 * most, equal_nan=True)
+    return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)
 
 
 def backward(
@@ -114,7 +86,10 @@ def backward(
     for one in wanted:
         one.grad = None
     torch.autograd.backward(outputs, by)
-    return [one.grad for one in wanted]
+    found = [one.grad for one in wanted]
+    for one in wanted:
+        one.grad = None
+    return found
 
 
 @contextmanager

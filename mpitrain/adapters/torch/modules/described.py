@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module import note_inputs
-from mpitrain.adapters.torch.checks.module_class import moves, refuse, untouched
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, moves, refuse, untouched
 from mpitrain.adapters.torch.checks.probe import (
     MISFITS,
     Form,
@@ -32,8 +32,8 @@ from mpitrain.adapters.torch.functions.lent import Lent
 from mpitrain.adapters.torch.modules.calls import Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import DrawPlace, Where
-from mpitrain.adapters.torch.modules.splits import Plan
-from mpitrain.adapters.torch.modules.tensor_parallel import Region, Share
+from mpitrain.adapters.torch.modules.splits import NUMBER, Plan
+from mpitrain.adapters.torch.modules.tensor_parallel import Region, Share, share_of
 from mpitrain.arrays import Array, Shape
 from mpitrain.fields import Fields, joined, zeros
 from mpitrain.group import TensorGroup
@@ -91,6 +91,33 @@ class TorchModule(Layer):
         self._known = dict[Any, Shape]()
         self._forwards = self._filler = 0
         self._moved: Moved = {}
+
+    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take attributes that the program has set, by the names of the whole module's parts.
+
+        The module of a layer with cuts or splits is a copy of the program's.  Tensor ranks share
+        numbers, and compare their shares anew.
+
+        Raises:
+            ImpureModule: the ranks cannot share a number equally.
+        """
+        for name, part in self.module.named_modules(remove_duplicate=False):
+            for key, value in changed.get(f"{self.prefix}{name}".rstrip("."), {}).items():
+                vars(part)[key] = self._own_number(f"{name}.{key}".lstrip("."), value)
+        self._watched.own_loss.forget()
+        if self._alone:
+            self._alone.follow(changed)
+            self._watched.verdict.compares = True
+
+    def _own_number(self, name: str, value: Any) -> Any:
+        """The part of a number that tensor ranks share, or another value as it is."""
+        split = self._alone and self._alone.plan.splits.get(name)
+        if not split or split.kind != NUMBER:
+            return value
+        try:
+            return share_of(value, 1, self._share.region.group.size, name)
+        except ValueError as error:
+            raise ImpureModule(f"parallel.tensor: {self._watched.name} {error}") from error
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike

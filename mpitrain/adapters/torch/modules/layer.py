@@ -1,6 +1,5 @@
 """A torch module as a layer of the trainer."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module import (
-    Comparison,
     expect_the_same_trained,
     expect_unchanged,
     learn,
@@ -24,6 +22,7 @@ from mpitrain.adapters.torch.checks.module import (
 )
 from mpitrain.adapters.torch.checks.module_class import ImpureModule, untouched
 from mpitrain.adapters.torch.checks.probe import is_due
+from mpitrain.adapters.torch.checks.share import Comparison
 from mpitrain.adapters.torch.functions.lent import mark, stray
 from mpitrain.adapters.torch.modules.calls import Call, changes
 from mpitrain.adapters.torch.modules.described import TorchModule
@@ -51,15 +50,6 @@ class TorchLayer(TorchModule):
     A module need not take an empty batch: on a rank without samples, it is called with a sample of
     zeros that counts nowhere, so that it still meets the other ranks in batch norm.
     """
-
-    def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take attributes that the program has set, by the names of the whole module's parts.
-
-        The module of a layer with cuts or splits is a copy of the program's.
-        """
-        for name, part in self.module.named_modules(remove_duplicate=False):
-            vars(part).update(changed.get(f"{self.prefix}{name}".rstrip("."), {}))
-        self._watched.own_loss.forget()
 
     def shared(self, group: TensorGroup) -> "TorchLayer":
         """The layer as this rank of a tensor group has it; itself, if the group shares nothing.
@@ -149,7 +139,7 @@ class TorchLayer(TorchModule):
         used = [values[name] for name in own]
         with expect_unchanged(watched, used, bitwise=is_due(self._forwards)):
             if self._alone and counts and watched.verdict.compares:
-                self._examine(call, self._alone, leads=is_first)
+                self._examine(call, self._alone, is_first=is_first)
             if counts and context.training not in watched.seen:
                 self._learn(call)
             for part in given.values():
@@ -178,14 +168,14 @@ class TorchLayer(TorchModule):
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], saved
 
-    def _examine(self, call: Call, alone: TorchModule, *, leads: bool) -> None:
+    def _examine(self, call: Call, alone: TorchModule, *, is_first: bool) -> None:
         """Compare this rank's share, on its first batch, with the whole module."""
-        comparison = Comparison(self._share, call, alone._watched, leads=leads)
+        comparison = Comparison(self._share, call, alone._watched, is_first=is_first)
         comparison.expect_same(training=False)
         for training in (True, False):
             self._learn(call.of(training=training, samples=np.arange(len(call))))
         comparison.expect_same(training=True)
-        self._watched.verdict.compares = False
+        self._watched.verdict.compares, alone._watched.constants = False, {}
 
     def _learn(self, call: Call) -> None:
         with untouched(self.module):

@@ -146,7 +146,7 @@ def share(module: nn.Module, own: Plan, group: TensorGroup) -> Share:
         if first != name:
             continue
         if split.kind == NUMBER:
-            setattr(part, attribute, _shared(getattr(part, attribute), 1, ranks, name))
+            setattr(part, attribute, share_of(getattr(part, attribute), 1, ranks, name))
         elif part._parameters.get("weight") is not None:  # else another part of a pipeline has it
             axes |= _cut_matrix(name, part, split, region)
     named = {name: axes[id(p)] for name, p in copy.named_parameters() if id(p) in axes}
@@ -165,7 +165,7 @@ def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dic
     axis = Axis(0 if by_columns == is_turned else 1, split.blocks)
     weight, bias = part._parameters["weight"], part._parameters.get("bias")
     assert weight is not None
-    size = _shared(weight.shape[axis.number], split.blocks, region.group.size, name)
+    size = share_of(weight.shape[axis.number], split.blocks, region.group.size, name)
     found = {id(weight): axis}
     if "forward" in vars(part):  # an earlier part of a pipeline has called it
         return found
@@ -177,8 +177,12 @@ def _cut_matrix(name: str, part: nn.Module, split: Split, region: Region) -> dic
     return found if bias is None else found | {id(bias): Axis(0, split.blocks)}
 
 
-def _shared(size: int, blocks: int, ranks: int, name: str) -> int:
-    """A rank's part of a size of so many equal blocks."""
+def share_of(size: int, blocks: int, ranks: int, name: str) -> int:
+    """A rank's part of a size of so many equal blocks.
+
+    Raises:
+        ValueError: the ranks cannot share it equally.
+    """
     if size % (blocks * ranks):
         each = f"each of {blocks} parts of the {size}" if blocks > 1 else f"the {size}"
         raise ValueError(f"has {name}, and {ranks} ranks cannot share {each} of it equally")

@@ -6,6 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mpitrain.adapters.torch.arrays import (
     as_array,
@@ -16,14 +18,7 @@ from mpitrain.adapters.torch.arrays import (
     tensors_of,
 )
 from mpitrain.adapters.torch.checks.module_class import become, is_held
-from mpitrain.adapters.torch.checks.probe import (
-    Saved,
-    Tensors,
-    arguments,
-    backward,
-    options,
-    outputs_of,
-)
+from mpitrain.adapters.torch.checks.probe import Tensors, arguments, backward, options, outputs_of
 from mpitrain.adapters.torch.functions.objective import TorchLoss
 from mpitrain.adapters.torch.modules.drawing import Drawing
 from mpitrain.adapters.torch.modules.draws import Draws
@@ -43,12 +38,12 @@ class Plain:
         module: the module.
         parameters: the trained parameters by their names in the trainer.
         optimizer, scheduler: the program's; None: it has none of torch.
-        saved: bytes that the latest pass has kept for its backward pass.
+        held: bytes of the results in the latest pass, more than its backward pass needs.
     """
 
     optimizer: torch.optim.Optimizer | None = None
     scheduler: Any = None
-    saved = 0
+    held = 0
 
     def __init__(self, module: torch.nn.Module, layers: Mapping[str, Any], dtype: str) -> None:
         """``layers``: the trainer's, which have the names."""
@@ -127,13 +122,13 @@ class Plain:
         ``source`` gives the module random numbers; ``names``: names of the state in the module, by
         those in the trainer.
         """
+        results = _Results(self._kind)
         x = tensors_of(fields(samples.inputs), self._kind, every=self._types)
         if moved:
             x = {name: nudged(part) for name, part in x.items()}
         args, kwargs = arguments(x, options(self.module), self._form)
         drawn = source(self._draws) if source else nullcontext()
-        saved = Saved(self._kind)
-        with drawn, saved:
+        with drawn, results:
             raw = self.module(*args, **kwargs)
             total, mean = _loss_of(loss, raw, samples.labels)
         every = named_tensors(self.module, every=True)
@@ -145,8 +140,8 @@ class Plain:
             every[names[name]].data.copy_(value)
         gradients = dict(zip(self.parameters, by, strict=True))
         outputs = {n: p.detach() for n, p in outputs_of(raw)[0].items() if p.dim()}
-        self.saved = saved.nbytes
-        return Passed(float(mean.detach()), gradients, outputs, state, narrow=saved.narrow)
+        self.held, narrow = results.nbytes, results.narrow
+        return Passed(float(mean.detach()), gradients, outputs, state, narrow=narrow)
 
     def step(
         self, gradients: Mapping[str, Any], optim: Any, rates: Mapping[int, float], first: float
@@ -172,6 +167,30 @@ class Plain:
             self.optimizer.step()
             for group, rate in zip(groups, own, strict=True):
                 group["lr"] = rate
+        return found
+
+
+class _Results(TorchDispatchMode):
+    """Sees results that follow from what has a gradient, within this block and checkpoints in it.
+
+    Attributes:
+        narrow: the type with the fewest digits.
+        nbytes: bytes of all.
+    """
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.narrow, self.nbytes = kind, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        follows = any(getattr(one, "requires_grad", False) for one in tree_leaves((args, kwargs)))
+        for one in tree_leaves(found) if follows else ():
+            if isinstance(one, torch.Tensor) and one.is_floating_point():
+                self.nbytes += one.nbytes
+                self.narrow = max(self.narrow, one.dtype, key=lambda kind: torch.finfo(kind).eps)
         return found
 
 

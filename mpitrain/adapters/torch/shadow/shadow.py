@@ -136,9 +136,9 @@ class Shadow:
 
     def _count(self, batch: Batch) -> int:
         """Number of samples: once that of the batch, as code may go by it, if that is no burden."""
-        if self._looks != 2 or not self._plain.saved:
+        if self._looks != 2 or not self._plain.held:
             return FEW
-        times = min(available() / 4 / self._plain.saved, _SECONDS / 4 / max(self._seconds, 1e-9))
+        times = min(available() / 4 / self._plain.held, _SECONDS / 4 / max(self._seconds, 1e-9))
         return max(FEW, min(len(batch.indices[0]), _MANY, int(FEW * times)))
 
     def _compare(self, parts: Parts, samples: Samples, indices: Array) -> bool:
