@@ -117,8 +117,7 @@ class Cluster:
 
     def sbatch(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
         """Submit; the job's number."""
-        out = self.run(["sbatch", "--parsable", *arguments], env=env)
-        return out.strip().partition(";")[0]
+        return self.run(["sbatch", "--parsable", *arguments], env=env).strip().partition(";")[0]
 
     def job(self, number: str) -> dict[str, str]:
         """Values of ``scontrol show job``, by key; of an array, of its last task."""

@@ -210,8 +210,7 @@ class Drawn:
     def derived(self):
         comm, pick = self.comm, self.choose
         count, dtype = pick.randint(1, 3), pick.choice(DTYPES)
-        base = MPI._typedict[np.dtype(dtype).char]
-        column = base.Create_vector(2, 1, 2)
+        column = MPI._typedict[np.dtype(dtype).char].Create_vector(2, 1, 2)
         wide = column.Create_resized(0, 4 * np.dtype(dtype).itemsize).Commit()
         one, whole = self.array(4 * count, dtype), self.array(4 * count * comm.size, dtype)
         name = pick.choice(["Bcast", "Allgather", "Alltoall", "Gather", "Allgatherv", "Sendrecv"])

@@ -20,8 +20,7 @@ SIZE = 3
 
 
 def _fits(ranks, total):
-    right = all(np.array_equal(got, total) for got in ranks.results())
-    return right and not ranks.machine.races
+    return all(np.array_equal(got, total) for got in ranks.results()) and not ranks.machine.races
 
 
 def _begun(patch, seed, road):

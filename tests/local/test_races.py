@@ -72,8 +72,7 @@ def programs(schedule, in_place, met=False):
     """Each rank's words, waits and touches in one run; its caller touches all around it."""
     layout, size = Layout(schedule, in_place), schedule.size
     for rank in range(size):
-        node = SayingNode(rank, layout.buffers)
-        plan = layout.bind(node, Binding(memory=Untouched(), met=met))
+        plan = layout.bind(SayingNode(rank, layout.buffers), Binding(memory=Untouched(), met=met))
         callers = Touch((), tuple(layout.buffers[rank]))
         calls = [call for bound in plan.rounds for call in (*bound.starts, *bound.finish)]
         meeting = [Word(rank, 0), *((Word(r, 0), "waited for") for r in range(size))] if met else []

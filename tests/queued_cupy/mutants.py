@@ -123,8 +123,7 @@ class _Finder(SourceFileLoader):
     """Finds the module with the fault in it; its text leaves no trace on the disk."""
 
     def __init__(self, mutant):
-        name = mutant.path.removesuffix(".py").replace("/", ".")
-        super().__init__(name, str(ROOT / mutant.path))
+        super().__init__(mutant.path.removesuffix(".py").replace("/", "."), str(ROOT / mutant.path))
         self.mutant = mutant
 
     def get_code(self, fullname):

@@ -151,8 +151,7 @@ def all_gather_into_tensor(d: Draw) -> Drawn:
 def all_gather_coalesced(d: Draw) -> Drawn:
     dtype = d.dtype()
     every = [d.values(d.shape(), dtype) for _ in range(d.all.randint(1, 3))]
-    expected = [values[member] for member in range(d.size) for values in every]
-    group, lying = yield expected
+    group, lying = yield [values[member] for member in range(d.size) for values in every]
     outputs = [[lying.room(values[0].shape, dtype) for values in every] for _ in d.ranks]
     sources = [lying.of(values[d.me]) for values in every]
     work = dist.all_gather_coalesced(outputs, sources, group, d.later)

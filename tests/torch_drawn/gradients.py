@@ -191,8 +191,7 @@ def gradient_of_all_gather(d: Draw) -> Drawn:
 
     def run(source: Tensor, group: Any) -> Any:
         if is_new:
-            found = functional.all_gather_tensor_autograd(source, 0, group)
-            return list(_waited(found).split(2))
+            return list(_waited(functional.all_gather_tensor_autograd(source, 0, group)).split(2))
         return nn.all_gather(source, group)
 
     return _backward(d, run, every[d.me], [w[d.me] for w in weights], every, slope)

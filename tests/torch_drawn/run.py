@@ -61,8 +61,7 @@ def run_drawn(
     in any case.
     """
     report, rank, size = Report(), dist.get_rank(), dist.get_world_size()
-    every = list(range(size))
-    groups = [Group(every, dist.group.WORLD, dist.new_group(backend="gloo"))]
+    groups = [Group(list(range(size)), dist.group.WORLD, dist.new_group(backend="gloo"))]
     for begin in range(first, first + calls, BATCH):
         rng = random.Random(f"{seed} {begin} groups")
         _change(groups, rng, size)

@@ -29,8 +29,7 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
         "bfloat16", "data", "gloo", "mlflow", "plot", "secure", "tensorboard", "torch", "wandb"
     }  # fmt: skip
     assert all(package in extras[extra] for package, extra in named)
-    found = re.findall(r"cupy-cuda\d+x", INSTALL_CUPY)
-    assert set(found) == extras["cuda12"] | extras["cuda13"]
+    assert set(re.findall(r"cupy-cuda\d+x", INSTALL_CUPY)) == extras["cuda12"] | extras["cuda13"]
 
 
 def test_lowest_has_the_oldest_release_that_each_bound_allows():

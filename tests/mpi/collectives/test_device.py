@@ -80,8 +80,7 @@ def test_each_check_of_collectives_on_a_gpu(cupy, check):
 
 @pytest.mark.parametrize("road", ["staged", "ipc"])
 def test_auto_says_what_it_runs(comm, road):
-    items = roads.place(comm, road, 1000, np.float32)
-    comm.Allreduce(MPI.IN_PLACE, items)
+    comm.Allreduce(MPI.IN_PLACE, roads.place(comm, road, 1000, np.float32))
     plan = comm.last_plan
     shares = "in device memory that the ranks share" in plan.reason
     assert shares == (road == "ipc")

@@ -106,8 +106,7 @@ def test_what_is_not_a_number_has_the_same_bits(comm):
     values[2] *= 1 if RANK else -1
     values[3] = -np.nan if RANK == SIZE - 1 else 1.0
     comm.Allreduce(values, found := np.empty(4))
-    wanted = [np.nan, np.inf, np.nan if SIZE > 1 else -np.inf, np.nan]
-    assert same_bits(found, np.array(wanted))
+    assert same_bits(found, np.array([np.nan, np.inf, np.nan if SIZE > 1 else -np.inf, np.nan]))
 
 
 def test_what_would_have_an_order_is_refused(comm):

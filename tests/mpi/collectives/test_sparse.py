@@ -63,8 +63,7 @@ def test_sum(comm, pattern, dtype, way):
             given = [pairs(pattern, rank, *drawn) for rank in range(comm.size)]
             how = {"dense_at": dense_at, "algorithm": way}
             result = sparse_allreduce(comm, *given[comm.rank], length, **how)
-            wanted = sum(dense(each, length) for each in given)
-            assert np.array_equal(dense(result, length), wanted)
+            assert np.array_equal(dense(result, length), sum(dense(each, length) for each in given))
             check_same(comm, result)
             different = len(set().union(*(indices.tolist() for indices, _ in given)))
             if dense_at == length or (way == "recursive_doubling" and different <= (dense_at or 0)):

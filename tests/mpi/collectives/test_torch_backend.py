@@ -174,8 +174,7 @@ def test_a_callback_communicates():
     tensor, second = torch.ones(4), torch.ones(4)
 
     def again(future):
-        work = dist.all_reduce(second.copy_(future.value()[0]), async_op=True)
-        work.wait()
+        dist.all_reduce(second.copy_(future.value()[0]), async_op=True).wait()
         return second
 
     future = dist.all_reduce(tensor, async_op=True).get_future().then(again)

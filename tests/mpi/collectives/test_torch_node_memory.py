@@ -48,8 +48,7 @@ def two_layers():
 
 def batches(number):
     """For each step, four rows a rank."""
-    drawn = torch.Generator().manual_seed(1)
-    return torch.randn(number, 4 * P, 200, generator=drawn).double()
+    return torch.randn(number, 4 * P, 200, generator=torch.Generator().manual_seed(1)).double()
 
 
 def own(batch):

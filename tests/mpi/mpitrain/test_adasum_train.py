@@ -43,8 +43,7 @@ def test_it_is_that_of_the_tree_and_sends_what_it_says(shapes, dtype, has_shards
         own = comm.empty(n, dtype)
         counts = shards(n)
         total = np.empty(counts[comm.rank], dtype) if has_shards else own
-        given_to = summand(comm, own, shapes, total, counts if has_shards else None)
-        plan = Adasum().bind(given_to)
+        plan = Adasum().bind(summand(comm, own, shapes, total, counts if has_shards else None))
         for run in range(2):
             own[...] = given(comm.rank, run)
             before = traffic.sent + traffic.shared

@@ -38,8 +38,7 @@ def pad(samples):
     lines, classes, weights = zip(*samples, strict=True)
     words = [line["words"] for line in lines]
     padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
-    lengths = torch.tensor([len(one) for one in words])
-    kept = torch.arange(padded.shape[1]) < lengths[:, None]
+    kept = torch.arange(padded.shape[1]) < torch.tensor([len(one) for one in words])[:, None]
     named = {"words": padded, "kept": kept, "name": [line["name"] for line in lines]}
     return named, torch.tensor(classes), torch.tensor(weights, dtype=torch.float64)
 
@@ -62,8 +61,7 @@ class Recurrent(torch.nn.Module):
 
 
 def weighted(outputs, classes, weights):
-    losses = torch.nn.functional.cross_entropy(outputs, classes, reduction="none")
-    return (losses * weights).mean()
+    return (torch.nn.functional.cross_entropy(outputs, classes, reduction="none") * weights).mean()
 
 
 class Buckets:

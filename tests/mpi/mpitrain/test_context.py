@@ -63,8 +63,7 @@ def test_scores_and_messages_are_those_of_the_paper(comm, monkeypatch):
     length = 8 * RANKS
     shapes, messages = counting(monkeypatch)
     layer, context = nn.CausalAttention(2), cut(comm, length, "zigzag", tile=512)
-    x = np.zeros((2, length // RANKS, 12))
-    y, saved = layer.forward({}, x, context)
+    y, saved = layer.forward({}, np.zeros((2, length // RANKS, 12)), context)
     earlier = [(2, 2, 8, 4)] * comm.rank
     assert shapes == [(2, 2, 8, 8), *earlier, *[(2, 2, 4, 8)] * (RANKS - 1 - comm.rank)]
     passed = 2 * 2 * 2 * (length // RANKS) * 2 * 8  # keys and values, samples, heads, ..., bytes

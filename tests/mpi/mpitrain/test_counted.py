@@ -105,16 +105,14 @@ def torchs_own(trainer, loss, clip=np.inf, workers=1, optimizer=sgd, make=classi
             value = 0.0
             for worker in range(workers):
                 some = data[batch[share(len(batch), worker, workers)]]
-                outputs = module(torch.from_numpy(some.inputs).double())
-                found = loss(outputs, tensors(some.labels))
+                found = loss(module(torch.from_numpy(some.inputs).double()), tensors(some.labels))
                 own = found[0] / found[1] if isinstance(found, tuple) else found
                 own = own * len(some) / len(batch)
                 (own * workers).backward()  # a worker sees the gradient of its own mean
                 value += own.item()
             for parameter in module.parameters():
                 parameter.grad /= workers
-            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
-            told.append((value, norm.item()))
+            told.append((value, torch.nn.utils.clip_grad_norm_(module.parameters(), clip).item()))
             optimizer.step()
     return told, [parameter.detach() for parameter in module.parameters()]
 
@@ -157,8 +155,7 @@ class Clamped(torch.nn.Linear):
 
 
 def clamped():
-    first = Clamped(6, 8)
-    return torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(8, 4)).double()
+    return torch.nn.Sequential(Clamped(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)).double()
 
 
 @pytest.mark.parametrize(("how", "name"), [*zip(LAYOUTS, ("ignored", "weighted", "masked"))])
@@ -216,8 +213,7 @@ class Varying:
     def __call__(self, outputs, labels):
         self.calls += self.trains
         unit = 1.0 + self.unit * (self.calls % 3)
-        total = F.cross_entropy(outputs, labels, reduction="sum")
-        return total * unit, labels.numel() * unit
+        return F.cross_entropy(outputs, labels, reduction="sum") * unit, labels.numel() * unit
 
 
 def test_codecs_keep_residuals_of_true_means(comm, folder):
@@ -273,8 +269,7 @@ def test_a_batch_in_which_nothing_counts(comm, folder, codec):
         steps_of(trainer)
     given["run"] = {"on_nonfinite": "skip"}
     with made(folder / "again", LOSSES["ignored"], **given) as trainer:
-        told = list(trainer.run_epoch(0))
-        assert [one.step for one in told if isinstance(one, Skipped)] == [3]
+        assert [one.step for one in list(trainer.run_epoch(0)) if isinstance(one, Skipped)] == [3]
         assert trainer.parts.updater.steps == len(batches) - 1
 
 

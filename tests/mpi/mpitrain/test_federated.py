@@ -102,8 +102,7 @@ def test_clients_of_the_program_that_repeat_a_split_give_its_bits(comm):
     np.testing.assert_array_equal(found, expected)
     assert [*records[0].losses] == [chr(ord("a") + client) for client in range(20)]
     assert [*records[0].losses.values()] == [*told[0].losses.values()]
-    sizes = [len(own) for own in samples]
-    mean = np.average([*told[0].losses.values()], weights=sizes)
+    mean = np.average([*told[0].losses.values()], weights=[len(own) for own in samples])
     assert told[1].loss == pytest.approx(mean, rel=1e-6)
     assert "losses from" in str(told[0])
 

@@ -67,5 +67,4 @@ def test_the_command_prints_and_writes_nothing(comm, folder, capfd):
     assert ("try optim.lr=" in capfd.readouterr().out) == (comm.rank == 0)
     assert not own.exists()
     assert run([*told, "--most", "1e-5"]) == 2
-    found = capfd.readouterr().err
-    assert ("find-lr tries 2 steps or more" in found) == (comm.rank == 0)
+    assert ("find-lr tries 2 steps or more" in capfd.readouterr().err) == (comm.rank == 0)

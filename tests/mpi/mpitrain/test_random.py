@@ -62,5 +62,4 @@ def test_local_numbers_are_any_operators(comm, folder):
         trainer.fit()
     assert len(seen) > 3 and seen[-1].shape == seen[-2].shape
     assert not torch.equal(seen[-1], seen[-2])
-    every = comm.allgather(seen[-1].flatten()[:4].tolist())
-    assert len(set(map(tuple, every))) == comm.size
+    assert len(set(map(tuple, comm.allgather(seen[-1].flatten()[:4].tolist())))) == comm.size

@@ -50,8 +50,7 @@ def expect_those_of_one_rank(comm, layers, shape, samples=2, tolerance=1e-11):
     )
     y, dx, gradients = passes(layers, parameters, x, dy, one)
     rows = share(shape[0], comm.rank, comm.size)
-    cut = in_rows(layers, shape, group)
-    found = passes(cut, parameters, x[:, rows], dy / comm.size, many)
+    found = passes(in_rows(layers, shape, group), parameters, x[:, rows], dy / comm.size, many)
     np.testing.assert_allclose(found[0], y, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(found[1], dx[:, rows], rtol=tolerance, atol=tolerance)
     close({k: comm.allreduce(v) for k, v in found[2].items()}, gradients, rtol=tolerance,

@@ -46,8 +46,7 @@ def run(comm, config, at=(), value=1e3, left_out=(), stop=None, known=None, **ho
             known.append(trainer.parts)
         if left_out:
             trainer.parts.spikes.left_out = {*left_out}
-        summary = train(trainer, **how)
-        return whole(comm, trainer), summary.test_loss
+        return whole(comm, trainer), train(trainer, **how).test_loss
 
 
 def spoils(step, values, factor):

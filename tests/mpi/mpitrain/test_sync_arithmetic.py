@@ -80,8 +80,7 @@ def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype
         own.parameters[...] -= (0.1 * draw.standard_normal(own.arena.size)).astype(dtype)
         strategy.after_step(step)
     strategy.drain()
-    found = comm.allgather(own.parameters.tobytes() + strategy.anchor.tobytes())
-    assert len(set(found)) == 1
+    assert len(set(comm.allgather(own.parameters.tobytes() + strategy.anchor.tobytes()))) == 1
     strategy.close()
 
 

@@ -118,8 +118,7 @@ def test_each_parameter_computes_in_its_own_type(folder, kind, parallel):
         torch.manual_seed(7)
         module, losses = Mixed(kind), []
         kept = {n: p.detach().to(wide).requires_grad_() for n, p in module.named_parameters()}
-        trained = [p for n, p in kept.items() if not n.startswith("frozen")]
-        optimizer = sgd(trained)
+        optimizer = sgd([p for n, p in kept.items() if not n.startswith("frozen")])
         for epoch in range(2):
             for batch in trainer.parts.sampler.batches(epoch):
                 some = trainer.parts.data.train.in_epoch(epoch)[batch]

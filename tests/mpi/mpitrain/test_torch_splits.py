@@ -17,6 +17,7 @@ from mpitrain import nn
 from mpitrain.adapters.torch.checks.share import Comparison
 from mpitrain.checkpoint.saving import resume
 from mpitrain.config import ConfigError
+from mpitrain.metrics.records import Step
 from mpitrain.update.agreement import NonFinite
 from tests.cases import slow_case
 from tests.mpi.mpitrain.layouts import RANKS, keep
@@ -200,6 +201,13 @@ class Narrow(Block):
             return super().forward(x).float()
 
 
+class InPlace(Block):
+    """Changes its input."""
+
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
 def between(middle, kind=torch.float64):
     torch.manual_seed(0)
     first, last = torch.nn.Linear(LENGTH, LENGTH), torch.nn.Linear(LENGTH, CLASSES)
@@ -229,6 +237,7 @@ BLOCKS, FLAT = {"up": "columns", "down": "rows"}, {"0": "columns", "2": "rows"}
         (blocks, BLOCKS),
         (partial(between, Looks), BLOCKS),
         (partial(between, Kept), BLOCKS),
+        (partial(between, InPlace), BLOCKS),
         (partial(between, Narrow, torch.float32), BLOCKS),
         (mixing_first, BLOCKS),
         (flat, FLAT),
@@ -244,6 +253,36 @@ def test_parts_in_turn_are_shared(comm, folder, model, splits):
             found.append(losses(trainer))
             rtol = 1e-11 if trainer.parts.config.run.dtype == "float64" else 1e-3
     np.testing.assert_allclose(found[1], found[0], rtol=rtol)
+
+
+class Heads(Block):
+    def __init__(self):
+        super().__init__()
+        self.heads = 8
+
+    def forward(self, x):
+        return self.down(self.up(x).unflatten(-1, (self.heads, -1)).softmax(-1).flatten(-2))
+
+
+@pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
+def test_numbers_that_on_record_sets_are_shared_anew(comm, folder):
+    splits, found = BLOCKS | {"heads": "number"}, []
+    given = {"model": partial(between, Heads), "splits": splits, "train_data": Numbers()}
+
+    def fit(name, ranks, heads):
+        def on_record(record):
+            if isinstance(record, Step):
+                found.append(record.loss)
+                trainer.module[1].heads = heads
+
+        with made(folder / name, comm=ranks, parallel={"tensor": ranks.size}, **given) as trainer:
+            trainer.fit(on_record=on_record)
+
+    fit(f"alone {comm.rank}", MPI.COMM_SELF, 4)
+    fit("shared", comm, 4)
+    np.testing.assert_allclose(found[:3], found[3:], rtol=1e-11)
+    with pytest.raises(ConfigError, match="has heads, and 2 ranks cannot share the 1 of it"):
+        fit("odd", comm, 1)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
@@ -274,18 +313,34 @@ def test_a_run_goes_on_where_splits_make_other_layers(comm, folder, turns):
 LOST = r"different gradients of .*part0.*by its other inputs"
 
 
-def mixing(factor=1.0, constant=0.0, kind=torch.float64):
+class Near(Mixes):
+    """Takes small biases alone."""
+
+    def forward(self, x):
+        if self.up.bias.abs().max() > 0.05:
+            raise ValueError("a bias is large")
+        return super().forward(x)
+
+
+def mixing(factor=1.0, constant=0.0, kind=torch.float64, middle=Mixes):
     """Lost gradients reach parameters of the part before alone."""
-    model = between(Mixes)
+    model = between(middle)
     for own in model[1].parameters():
         own.data.mul_(factor).add_(constant)
     return model.to(kind)
 
 
 @pytest.mark.skipif(RANKS != 2, reason="two tensor ranks")
-@pytest.mark.parametrize("given", [(), (0.0,), (0.0, 0.1), (0.0, 0.0, torch.float32)], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        *((), (0.0,), (0.0, 0.1), (0.0, 0.0, torch.float32)),
+        (0.0, 0.0, torch.float64, Near),
+    ],
+    ids=str,
+)
 def test_what_is_lost_for_any_values_is_told_before_the_first_step(folder, given):
-    given, compute = partial(mixing, *given), "bfloat16" if len(given) > 2 else "same"
+    given, compute = partial(mixing, *given), "bfloat16" if len(given) == 3 else "same"
     given = {"model": given, "compute": compute, "splits": BLOCKS, "train_data": Numbers()}
     with pytest.raises(ConfigError, match=r"part1 cannot .*results or gradients"):
         made(folder, parallel={"tensor": 2}, **given)

@@ -234,8 +234,7 @@ def is_quick(name, layout):
 def test_a_model_trains_as_in_one_process_with_its_dropouts(folder, name, layout):
     if "peft" in name:
         pytest.importorskip("peft", reason="peft is not installed")
-    found = losses(folder, name, layout)
-    np.testing.assert_allclose(found, in_one_process(name), rtol=1e-10)
+    np.testing.assert_allclose(losses(folder, name, layout), in_one_process(name), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, ["llama"]))

@@ -27,8 +27,7 @@ def test_last_places_are_counted_across_zero():
 
 
 def test_algorithms_that_are_not_for_so_many_ranks_are_left_out():
-    names = ["ring", "parameter_server:servers=9", "butterfly"]
-    found = [*measure(names, columns(1, 2, 3))]
+    found = [*measure(["ring", "parameter_server:servers=9", "butterfly"], columns(1, 2, 3))]
     assert [one.algorithm for one in found] == ["ring", "butterfly"]
     assert disagreement(found) == 0
 

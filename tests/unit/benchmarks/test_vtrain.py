@@ -25,8 +25,7 @@ def test_layouts_that_the_model_made_are_predicted(tmp_path):
         for pipe, data, tensor in layouts:
             row = Row(pipe * data * tensor, 64, 2, width, 16, 24, 1024, (pipe, data, tensor), 0.0)
             seconds = predicted(row, truth)
-            numbers = [*row[:7], tensor, data, pipe, 1e3 * seconds]
-            lines.append(",".join(map(str, numbers)))
+            lines.append(",".join(map(str, [*row[:7], tensor, data, pipe, 1e3 * seconds])))
     path = tmp_path / "measured.csv"
     path.write_text("\n".join(lines), encoding="utf-8-sig")
     words = [sys.executable, "-m", "benchmarks.vtrain", str(path)]

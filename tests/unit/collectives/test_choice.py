@@ -17,8 +17,7 @@ from collectives.errors import CollectiveError
 
 
 def entry(memory, ranks, per_node, *told, collective="allreduce"):
-    rules = [Rule(*rule) for rule in told]
-    return Entry("Open MPI", collective, memory, ranks, per_node, rules)
+    return Entry("Open MPI", collective, memory, ranks, per_node, [Rule(*rule) for rule in told])
 
 
 TABLE = Table(1, {}, 1.0, 10.0, [
@@ -71,8 +70,7 @@ def test_what_follows_the_nodes_needs_all_of_them_alike():
 )  # fmt: skip
 def test_native_says_why_the_table_chose_nothing(situation, why):
     few = entry("numpy", 8, 8, (16, "ring", 1.5))
-    table = Table(1, {}, 1.0, 10.0, [few, TABLE.entries[0]])
-    choice = choose(table, Situation(*situation))
+    choice = choose(Table(1, {}, 1.0, 10.0, [few, TABLE.entries[0]]), Situation(*situation))
     assert choice.algorithm == "native" and why in choice.reason
 
 

@@ -15,8 +15,7 @@ RECORD = {
 
 
 def told(**change):
-    about = {"mpi": "A", "threads": "single"}
-    return {"environment": about, "results": [RECORD | change]}
+    return {"environment": {"mpi": "A", "threads": "single"}, "results": [RECORD | change]}
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,7 @@ def test_a_rank_waits_for_the_last_that_came_before_its_call_ended():
 
 def test_a_wait_has_a_late_message_though_its_call_began_earlier():
     receiver = [Kept(-7, 0.0, 0.1, 0, CAME), Kept(-7, 1.0, 4.0, 0, WAITED)]
-    sender = [Kept(-7, 3.0, 3.1, 0, CAME)]
-    found = sampled([ran(5, sender), ran(5, receiver)])
+    found = sampled([ran(5, [Kept(-7, 3.0, 3.1, 0, CAME)]), ran(5, receiver)])
     assert found[1] == [(0.0, 0.1, 0, 0.0, 1, -7), (1.0, 4.0, 0, 2.0, 0, -7)]
 
 

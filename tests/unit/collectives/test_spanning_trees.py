@@ -112,8 +112,7 @@ def test_trees_beat_every_ring_on_dgx1():
 
     def seconds(algorithm, order=range(8)):
         wired = Wired(LANE, lanes[np.ix_(order, order)])
-        schedule = build("allreduce", algorithm, 8)
-        return simulate(schedule, M, Machine(wired, HBM, "multi"))
+        return simulate(build("allreduce", algorithm, 8), M, Machine(wired, HBM, "multi"))
 
     trees = seconds("spanning_trees:links=dgx1,segments=32")
     assert 2 * trees < min(seconds("ring", way) for way in rings(lanes))

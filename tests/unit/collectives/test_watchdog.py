@@ -201,8 +201,7 @@ def test_what_is_complete():
     outer = calls.enter("allreduce")
     calls.leave(calls.enter("a message", numbered=False))
     assert calls.current is outer and (calls.completed, outer.number) == (0, 1)
-    inner = calls.enter("barrier")
-    calls.leave(inner)
+    calls.leave(calls.enter("barrier"))
     calls.leave(outer)
     assert calls.completed == 2
 

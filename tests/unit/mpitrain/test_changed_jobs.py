@@ -271,8 +271,7 @@ def test_a_change_is_refused_by_its_name_and_taken_where_it_is_allowed(tmp_path,
 
 def test_keys_that_nothing_reads_make_no_other_job(tmp_path):
     """An earlier version took those of clients where there are none."""
-    train_table = Train(epochs=1, steps=2)
-    now = Config(run=Run(dir=str(tmp_path)), data=Data("digits"), train=train_table)
+    now = Config(run=Run(dir=str(tmp_path)), data=Data("digits"), train=Train(epochs=1, steps=2))
     then = replace(now, federated=Federated(split="dirichlet", alpha=0.1))
     with Communicator(MPI.COMM_SELF) as comm:
         with start(comm, then) as trainer:

@@ -74,8 +74,7 @@ def test_each_number_is_as_near_as_promised(text):
     codec = CODES[text]
     for n in (1, 9, 257, 1000):
         for name, x in vectors(n).items():
-            error = np.abs(through(codec, x).astype(np.float64) - x)
-            assert (error <= bound(codec, x)).all(), name
+            assert (np.abs(through(codec, x).astype(np.float64) - x) <= bound(codec, x)).all(), name
 
 
 @pytest.mark.parametrize("text", ["int8", "terngrad", "qsgd:norm=max"])
@@ -106,8 +105,7 @@ def test_codes_of_signs_leave_less_than_there_was(text):
 
 
 def test_bfloat16_is_that_of_ml_dtypes():
-    bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
-    x = bits.view(np.float32)
+    x = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
     x = np.concatenate([x[np.isfinite(x)], vectors(1000)["denormal"]])
     x = x[np.abs(x) < 3.38e38]
     np.testing.assert_array_equal(
@@ -148,8 +146,7 @@ def test_the_mean_over_the_dice_is_the_vector(text):
     drawn = np.array([once(codec, x, seed) for seed in range(draws)], np.float64)
     sigma = np.sqrt(variance(codec, x))
     assert (np.abs(drawn.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6 * np.abs(x) + 1e-9).all()
-    total = np.square(drawn - x).sum(1)
-    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.1)
+    assert np.square(drawn - x).sum(1).mean() == pytest.approx(sigma @ sigma, rel=0.1)
     assert (drawn[:, 0] == 0).all()
     if hasattr(codec, "omega"):
         assert sigma @ sigma <= codec.omega(len(x)) * (x @ x)

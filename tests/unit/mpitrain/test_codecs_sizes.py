@@ -53,8 +53,7 @@ def resnet50():
             shapes += [(width, before, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
             shapes += [(4 * width, before, 1, 1)] * (block == 0)
             before = 4 * width
-    norms = [shape[:1] for shape in shapes for _ in range(2)]
-    return [*shapes, *norms, (1000, 2048), (1000,)]
+    return [*shapes, *[shape[:1] for shape in shapes for _ in range(2)], (1000, 2048), (1000,)]
 
 
 def deepspeech():
@@ -114,7 +113,6 @@ def test_what_is_sent_is_not_what_is_encoded():
         return 24 * nbytes / 16 / MB
 
     assert round(sent(dense_bytes(4 * sum(map(prod, shapes)), 16))) == 1918
-    votes = compression(Compress("signum"))
-    assert round(sent(coded_bytes(votes, shapes, 16))) == 60
+    assert round(sent(coded_bytes(compression(Compress("signum")), shapes, 16))) == 60
     low_rank = compression(Compress("powersgd:rank=2,min_rate=0", least=1))
     assert round(sent(coded_bytes(low_rank, shapes, 16)), 1) == 14.1

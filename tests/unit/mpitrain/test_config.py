@@ -269,8 +269,7 @@ def test_a_job_without_its_clients_or_servers_is_one_of_the_other_tables(example
 
 
 def test_schedules_count_the_rounds_of_clients(job):
-    asked = [*ROUNDS, "optim.warmup_epochs=5", "optim.decay_epochs=45"]
-    assert load(job(""), asked).passes == 50
+    assert load(job(""), [*ROUNDS, "optim.warmup_epochs=5", "optim.decay_epochs=45"]).passes == 50
 
 
 def test_keys_that_nothing_reads_may_be_at_their_defaults(job):

@@ -55,8 +55,7 @@ def batch_norm(**more):
     layer = nn.BatchNorm(3, **more)
     rng = np.random.default_rng(0)
     parameters = {"weight": rng.normal(size=3), "bias": rng.normal(size=3)}
-    x = rng.normal(5, 3, (4, 2, 3))
-    return layer, parameters, x, layer.state(np.float64)
+    return layer, parameters, rng.normal(5, 3, (4, 2, 3)), layer.state(np.float64)
 
 
 def test_batch_norm_against_torch():

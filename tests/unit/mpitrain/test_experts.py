@@ -14,8 +14,7 @@ SHAPE = (3, 7, 6)
 
 def mixture(experts=4, **rules):
     def expert():
-        layers = {"up": nn.Linear(6, 8), "gelu": nn.GELU(), "out": nn.Linear(8, 6)}
-        return nn.Chain(layers)
+        return nn.Chain({"up": nn.Linear(6, 8), "gelu": nn.GELU(), "out": nn.Linear(8, 6)})
 
     return nn.Experts(6, [expert() for _ in range(experts)], nn.Routing(**rules))
 
@@ -100,8 +99,7 @@ def test_gradients_are_finite_differences_with_the_losses(rules):
     gradients = layer.gradients(parameters, kept)
     assert gradients.keys() == parameters.keys()
     for found, values in [(dx, x), *((gradients[name], v) for name, v in parameters.items())]:
-        expected = finite_differences(loss, values)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(found, finite_differences(loss, values), rtol=1e-5, atol=1e-7)
 
 
 def test_all_positions_may_go_to_one_expert():

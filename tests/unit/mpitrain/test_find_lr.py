@@ -48,8 +48,7 @@ def test_a_run_ends_where_a_loss_below_0_has_risen_far_above_the_least():
             yield Step(**nothing | {"step": parts.steps_done, "loss": loss})
 
     tried, why = _run(SimpleNamespace(parts=parts, run_epoch=run_epoch), losses)
-    told = "the loss was above its least by more than 3 times its size"
-    assert (len(tried), why) == (6, told)
+    assert (len(tried), why) == (6, "the loss was above its least by more than 3 times its size")
 
 
 def test_the_short_job_sets_nothing_that_it_does_not_read():

@@ -54,8 +54,7 @@ def case(request, folder):
 
 
 def drawn(kind, *shape):
-    seed = np.random.SeedSequence(shape)
-    return np.random.default_rng(seed).normal(size=shape).astype(kind)
+    return np.random.default_rng(np.random.SeedSequence(shape)).normal(size=shape).astype(kind)
 
 
 def operations(kind):
@@ -83,8 +82,7 @@ def operations(kind):
     if kind != ml_dtypes.bfloat16:  # losses are computed in float32
         for smoothing in (0.0, 0.1):
             yield "softmax_loss", draw(5, 130), np.array([0, 129, 3, 3, 64]), 2.0, smoothing
-    rows = np.array([[3, 0, 39], [3, -1, 17]])
-    yield "scatter_add", rows, draw(2, 3, 5), 40
+    yield "scatter_add", np.array([[3, 0, 39], [3, -1, 17]]), draw(2, 3, 5), 40
     p, g, mean, square = (draw(3000, n + 1)[:, 0].copy() for n in range(4))
     for flag in (False, True):
         adam, sgd = AdamOptions(0.9, 0.99, 1e-3, 0.1, flag), SGDOptions(0.9, 0.1, flag)

@@ -45,8 +45,7 @@ def test_labels_that_do_not_count(scored, name):
     left_out = labels.copy()
     left_out[::3] = -100
     found, kept = measured(name, scores, left_out, classes=7, ignored=-100), left_out >= 0
-    expected = measured(name, scores[kept], labels[kept], classes=7)
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert found == pytest.approx(measured(name, scores[kept], labels[kept], classes=7), rel=1e-12)
     if name != "f1":
         assert np.isnan(measured(name, scores[::3], left_out[::3], classes=7, ignored=-100))
 

@@ -211,8 +211,7 @@ def test_calls_and_latencies_are_paid_for_each_message():
     two = Machine(2, 2, 1e9, inside=free, network=free, call=1e-3)
     # Sums of four a block, of the embedding, the head and, twice, the loss; or two calls for each.
     for sequence, calls in ((False, 4 * 4 + 2 + 2), (True, 2 * (4 * 4 + 2 + 2))):
-        found = beside_computing(two, tensor=2, sequence=sequence)
-        assert found == pytest.approx(4 * calls)
+        assert beside_computing(two, tensor=2, sequence=sequence) == pytest.approx(4 * calls)
     layers = 6
     for zero, calls in ((0, 1), (2, layers * (4 + 1)), (3, layers * 3 * 4)):
         assert beside_computing(two, zero=zero) == pytest.approx(calls)

@@ -179,8 +179,7 @@ def test_what_a_forward_pass_keeps_is_what_it_really_saves():
     model, costs = gpt()
     x = np.random.default_rng(0).integers(0, 100, (3, 32))
     for cost, (name, layer) in zip(costs, model.layers.items(), strict=True):
-        parameters = model.drawn(name, 0, np, np.float32)
-        x, saved = layer.forward(parameters, x)
+        x, saved = layer.forward(model.drawn(name, 0, np, np.float32), x)
         kept = {id(array): array.size for array in arrays(saved)}
         if name.startswith("block"):
             own = cost.kept + cost.kept_shared + cost.scores
@@ -255,8 +254,7 @@ def test_a_backward_pass_hides_sums_but_for_the_last_bucket_and_no_gathers():
     assert zeroed(3, slow=1e9) == pytest.approx(part / 4 + 2 * part)
     # Cores that copy do not compute meanwhile; a network's adapter copies by itself.
     assert zeroed(0, slow=1e9, buckets=4, copying=True) == pytest.approx(2 * part)
-    across = zeroed(0, slow=1e9, buckets=4, copying=True, per_node=1)
-    assert across == pytest.approx(2 * part / 4)
+    assert zeroed(0, slow=1e9, buckets=4, copying=True, per_node=1) == pytest.approx(2 * part / 4)
 
 
 def test_rows_of_images_are_shared_where_that_is_faster(capsys):
@@ -358,6 +356,5 @@ def test_layers_with_layouts_of_their_own_are_beside_the_best_layout_for_all(cap
     told = capsys.readouterr().out.partition("\nby layer: ")[2].splitlines()
     assert told[1].startswith("  embedding: data 2 x pipe 1 x tensor 4")
     assert told[2].startswith("  block0 to head: data 4 x pipe 1 x tensor 2")
-    alone = told[3].removeprefix("one for all: ")
-    assert float(told[0].split()[0]) <= float(alone.split()[0])
+    assert float(told[0].split()[0]) <= float(told[3].removeprefix("one for all: ").split()[0])
     assert told[4].startswith("the trainer gives all layers one layout")

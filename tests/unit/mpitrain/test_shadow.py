@@ -270,6 +270,13 @@ RIGHT = {
     "zero": {"optimizer": lambda p: torch.optim.NAdam(p, lr=0.02), "parallel": {"zero": 2}},
     "bfloat16": {"compute": "bfloat16", "dtype": "float32"},
     "autocast": {"model": autocast},
+    "autocast in a checkpoint": {"model": between(
+        lambda m, x: torch.utils.checkpoint.checkpoint(
+            torch.autocast("cpu", torch.bfloat16)(m.norm), x, use_reentrant=False).float(),
+        lambda: nn.Linear(6, 6))},
+    "torch.func": {"model": between(
+        lambda m, x: x + torch.func.grad(lambda x: m.norm(x).tanh().square().sum())(x),
+        lambda: nn.Linear(6, 6))},
     "a transposed parameter": {"model": transposed},
 }  # fmt: skip
 

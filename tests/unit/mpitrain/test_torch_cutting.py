@@ -277,8 +277,7 @@ def test_a_part_computes_where_its_input_lies(tied):
 def test_an_optimiser_is_given_parameters_in_the_module_s_order():
     """Wherever it is cut, and though it calls them in another: its groups may go by places."""
     module = Of(lambda m, x: m.head(m.body(x).tanh()), head=nn.Linear(6, 3), body=nn.Linear(6, 6))
-    own = layers(module, ["body"], np.zeros((3, 6), np.float32))
-    found = trained(module, own)
+    found = trained(module, layers(module, ["body"], np.zeros((3, 6), np.float32)))
     assert list(found) == ["part1.head.weight", "part1.head.bias", *list(found)[2:]]
     assert list(map(id, found.values())) == list(map(id, module.parameters()))
 

@@ -126,8 +126,7 @@ class Frozen(nn.Module):
 def test_batch_norm_that_the_module_itself_holds_has_its_running_values(where):
     layer, x = layers(Frozen(where))["part0"], np.random.default_rng(0).normal(size=(4, 6))
     state = layer.state(np.float64)
-    context = Context(True, samples=np.arange(4), state=state)
-    y, _ = layer.forward(values_of(layer), x, context)
+    y, _ = layer.forward(values_of(layer), x, Context(True, samples=np.arange(4), state=state))
     np.testing.assert_allclose(y, (x - 2) / np.sqrt(1 + 1e-5), rtol=1e-12)
     assert all((values == 2).all() for name, values in state.items() if "mean" in name)
 
