@@ -31,7 +31,8 @@ def sums(comm, how, shapes, dtype):
     """A bucket's exchange, bound to gradients that all ranks have the same."""
     own = comm.empty(sum(int(np.prod(shape)) for shape in shapes), dtype)
     made_by = CompressedSummation(how, Dice(1, comm.rank), Dense())
-    return made_by.bind(summand(comm, own, shapes)), made_by, own, comm.count_traffic()
+    traffic = comm.count_traffic()
+    return made_by.bind(summand(comm, own, shapes)), made_by, own, traffic
 
 
 @each_dtype
