@@ -134,7 +134,7 @@ class GlobalGradient:
         own[~np.isfinite(own)] = np.inf  # agree() tells that
         most, least = np.split(self.grid.tensor.sum(np.append(own, -own), MPI.MAX), 2)
         if np.isinf(most).any():
-            self._steps = 0  # look at the next one
+            self._steps = 0  # it tells nothing: look at the next one
         largest = most.max() * (4 if itemsize == 2 else 1 / 8)  # 16 bits round small ones more
         with np.errstate(invalid="ignore"):
             apart = most + least > _ROUNDING[itemsize] * (most + largest)

@@ -11,27 +11,27 @@ import torch
 
 from mpitrain.adapters.torch.arrays import named_tensors
 from mpitrain.adapters.torch.checks.module import learn
-from mpitrain.adapters.torch.checks.module_class import ImpureModule, log
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, log, untouched
 from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, backward, cast, one_line
 from mpitrain.adapters.torch.modules.calls import Call, Watched
 from mpitrain.adapters.torch.modules.tensor_parallel import REFUSAL, Share
 from mpitrain.memory import available
 
-#: Sizes of the noise on a module's values beside that of usual weights, the first of which that it
-#: takes is compared.
+#: Sizes of the noise on a module's values, as parts of usual weights; the first one counts that the
+#: module takes.
 _GIVEN, _NEAR = (0.0,), (0.1, 0.003)
 
 
 @contextmanager
 def _at_full_width() -> Iterator[None]:
-    """``torch.autocast`` has no effect within this block, as in a module's ``forward()``."""
-    kind: Any = torch.autocast
-    own = kind.__enter__, kind.__exit__
-    kind.__enter__, kind.__exit__ = lambda given: given, lambda *given: None
+    """Code within this block, as a module's ``forward()``, enters ``torch.autocast`` in vain."""
+    autocast: Any = torch.autocast
+    own = autocast.__enter__, autocast.__exit__
+    autocast.__enter__, autocast.__exit__ = lambda given: given, lambda *given: None
     try:
         yield
     finally:
-        kind.__enter__, kind.__exit__ = own
+        autocast.__enter__, autocast.__exit__ = own
 
 
 class Comparison:
@@ -39,7 +39,7 @@ class Comparison:
 
     Both have the values that the module was given with, and then others near them: zeros, small
     factors and equal columns hide what is lost between the ranks until training has changed them.
-    They compute in float64 if the module can, where rounding hides little and turns no branch.
+    They compute in float64 if the module can, where rounding hides little and turns few branches.
     """
 
     def __init__(self, own: Share, call: Call, whole: Watched, *, is_first: bool) -> None:
@@ -57,7 +57,8 @@ class Comparison:
         values = {name: like_given(value) for name, value in named_tensors(whole.module).items()}
         self._trained = [n for n, p in whole.module.named_parameters() if p.requires_grad]
         self._whole = replace(call, watched=whole, values=values)
-        self._kinds = [torch.float64, like.dtype if like.is_floating_point() else torch.float32]
+        own_kind = [like.dtype] * like.is_floating_point()
+        self._kinds = dict.fromkeys((torch.float64, torch.float32, *own_kind))
 
     def expect_same(self, *, training: bool) -> None:
         """Check results and gradients in a mode, on the same samples with the same random numbers.
@@ -135,16 +136,18 @@ class Comparison:
         own = {name: call.values[name] for name in self._trained}
         x = {n: one for n, one in call.x.items() if one.is_floating_point() and not self._is_first}
         by = [one.requires_grad_() for one in (*own.values(), *x.values())]
+        # A module may change its inputs, which leaves of a graph must not be.
         call = replace(call, x={name: one.clone() for name, one in call.x.items()})
-        y = call.tried(loud=loud)
-        graded = [part for part in y.values() if part.requires_grad]
-        # Sums of norms' outputs, or of their squares, would have no gradients.
-        dy = [
-            torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
-            for part in graded
-        ]
-        with call.again():
-            found = backward(graded, dy, by) if graded else [None] * len(by)
+        with untouched(call.watched.module):
+            y = call.tried(loud=loud)
+            graded = [part for part in y.values() if part.requires_grad]
+            # Sums of norms' outputs, or of their squares, would have no gradients.
+            dy = [
+                torch.arange(part.numel(), dtype=torch.float32).cos_().reshape(part.shape).to(part)
+                for part in graded
+            ]
+            with call.again():
+                found = backward(graded, dy, by) if graded else [None] * len(by)
         every = iter([torch.zeros_like(b) if g is None else g for b, g in zip(by, found)])
         outputs = {name: part.detach() for name, part in y.items()}
         return outputs, dict(zip(own, every)), dict(zip(x, every))

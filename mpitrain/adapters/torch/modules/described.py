@@ -25,6 +25,7 @@ from mpitrain.adapters.torch.checks.probe import (
     Form,
     Tensors,
     expect_outputs,
+    is_due,
     length,
     one_line,
 )
@@ -89,14 +90,14 @@ class TorchModule(Layer):
         self.mixes = self._watched.norms.mixes
         self.trained_names = {id(p): n for n, p in self._given.named_parameters()}
         self._known = dict[Any, Shape]()
-        self._forwards = self._filler = 0
+        self._forwards = self._filler = self._changes = 0
         self._moved: Moved = {}
 
     def follow(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
         """Take attributes that the program has set, by the names of the whole module's parts.
 
-        The module of a layer with cuts or splits is a copy of the program's.  Tensor ranks share
-        numbers, and compare their shares anew.
+        The module of a layer with cuts or splits is a copy of the program's.  Tensor ranks divide
+        the numbers that splits name, and compare their shares anew, if not each time.
 
         Raises:
             ImpureModule: the ranks cannot share a number equally.
@@ -107,7 +108,8 @@ class TorchModule(Layer):
         self._watched.own_loss.forget()
         if self._alone:
             self._alone.follow(changed)
-            self._watched.verdict.compares = True
+            self._changes += 1
+            self._watched.verdict.compares |= is_due(self._changes)
 
     def _own_number(self, name: str, value: Any) -> Any:
         """The part of a number that tensor ranks share, or another value as it is."""
@@ -116,8 +118,9 @@ class TorchModule(Layer):
             return value
         try:
             return share_of(value, 1, self._share.region.group.size, name)
-        except ValueError as error:
-            raise ImpureModule(f"parallel.tensor: {self._watched.name} {error}") from error
+        except (TypeError, ValueError) as error:
+            fault = f"{name} cannot be {value!r} in {self._watched.name}: {error}"
+            raise ImpureModule(f"parallel.tensor: {fault}") from error
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike

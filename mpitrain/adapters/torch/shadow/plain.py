@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import saved_tensors_hooks
 
 from mpitrain.adapters.torch.arrays import (
     as_array,
@@ -38,7 +38,7 @@ class Plain:
         module: the module.
         parameters: the trained parameters by their names in the trainer.
         optimizer, scheduler: the program's; None: it has none of torch.
-        held: bytes of the results in the latest pass, more than its backward pass needs.
+        held: bytes of the results from which the latest loss follows.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -122,19 +122,20 @@ class Plain:
         ``source`` gives the module random numbers; ``names``: names of the state in the module, by
         those in the trainer.
         """
-        results = _Results(self._kind)
         x = tensors_of(fields(samples.inputs), self._kind, every=self._types)
         if moved:
             x = {name: nudged(part) for name, part in x.items()}
         args, kwargs = arguments(x, options(self.module), self._form)
         drawn = source(self._draws) if source else nullcontext()
-        with drawn, results:
+        with drawn:
             raw = self.module(*args, **kwargs)
             total, mean = _loss_of(loss, raw, samples.labels)
         every = named_tensors(self.module, every=True)
         state = {name: every[own].detach().clone() for name, own in names.items()}
-        own = list(self.parameters.values())
-        with drawn.again() if isinstance(drawn, Drawing) else nullcontext():
+        own, results = list(self.parameters.values()), _Results(self._kind)
+        results.follow(total)
+        repeated = saved_tensors_hooks(results.note, lambda one: one)  # as a checkpoint's
+        with drawn.again() if isinstance(drawn, Drawing) else nullcontext(), repeated:
             by = backward([total], [torch.ones_like(total)], own)
         for name, value in state.items():  # what is computed again has counted
             every[names[name]].data.copy_(value)
@@ -170,8 +171,8 @@ class Plain:
         return found
 
 
-class _Results(TorchDispatchMode):
-    """Sees results that follow from what has a gradient, within this block and checkpoints in it.
+class _Results:
+    """Types and bytes of the results from which a loss follows.
 
     Attributes:
         narrow: the type with the fewest digits.
@@ -179,19 +180,26 @@ class _Results(TorchDispatchMode):
     """
 
     def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()
         self.narrow, self.nbytes = kind, 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = function(*args, **(kwargs or {}))
-        follows = any(getattr(one, "requires_grad", False) for one in tree_leaves((args, kwargs)))
-        for one in tree_leaves(found) if follows else ():
-            if isinstance(one, torch.Tensor) and one.is_floating_point():
-                self.nbytes += one.nbytes
-                self.narrow = max(self.narrow, one.dtype, key=lambda kind: torch.finfo(kind).eps)
-        return found
+    def follow(self, loss: torch.Tensor) -> None:
+        """Note the results in the loss's graph, and what compiled code and functions with backward
+        passes of their own keep."""
+        nodes: list[Any] = [loss.grad_fn]
+        seen = {None}
+        while nodes:
+            if (node := nodes.pop()) not in seen:
+                seen.add(node)
+                nodes += [one for one, _ in node.next_functions]
+                for one in (*node._input_metadata, *getattr(node, "saved_tensors", ())):
+                    self.note(one)
+
+    def note(self, one: Any) -> Any:
+        """Note a tensor, or one's type and shape."""
+        if one is not None and one.dtype.is_floating_point:
+            self.narrow = max(self.narrow, one.dtype, key=lambda kind: torch.finfo(kind).eps)
+            self.nbytes += prod(one.shape) * one.dtype.itemsize
+        return one
 
 
 def _loss_of(loss: LossFunction, raw: Any, labels: Array) -> tuple[torch.Tensor, torch.Tensor]:
