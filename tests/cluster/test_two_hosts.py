@@ -50,8 +50,7 @@ def told(up, ranks, *words, **variables):
 
 def test_every_all_reduce_on_two_hosts(two_hosts, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    said = told(two_hosts, 2, str(tmp_path / "program.py"))
-    assert "right on node0 node0 node1 node1" in said
+    assert "right on node0 node0 node1 node1" in told(two_hosts, 2, str(tmp_path / "program.py"))
 
 
 def test_a_reduce_scatter_of_ours_brings_half_of_the_buffer_out_of_a_host(two_hosts):

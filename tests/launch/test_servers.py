@@ -40,8 +40,7 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert until(lambda: metrics.exists() and '"step":20,' in metrics.read_text())
     found = running(f"run.dir={tmp_path}/run").items()
-    ranks = [number for number, words in found if words[1:2] == ["-m"]]
-    os.kill(sorted(ranks)[1], signal.SIGUSR1)
+    os.kill(sorted([number for number, words in found if words[1:2] == ["-m"]])[1], signal.SIGUSR1)
     _, errors = ended(process)
     assert process.returncode == 75, errors
     step = int(re.search(r"stopped after step (\d+) of 920 \(signal SIGUSR1\)", errors)[1])

@@ -160,8 +160,7 @@ def test_the_watchdog_sees_plans_that_a_method_ends_first(monkeypatch, method):
         drain()
 
     monkeypatch.setattr(engine.progress, "drain", draining)
-    given = {"allreduce": [1], "Create": [comm.group]}.get(method, [])
-    made = getattr(comm, method)(*given)
+    made = getattr(comm, method)(*{"allreduce": [1], "Create": [comm.group]}.get(method, []))
     assert waits and all(what and method.lower() in what for what, _ in waits)
     assert not any(stopped for _, stopped in waits)
     for one in (made, comm):

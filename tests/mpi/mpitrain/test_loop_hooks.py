@@ -308,8 +308,7 @@ def test_attributes_of_the_module_may_change_between_steps(folder, by):
             annealed.anneal()
 
     parallel = {"zero": 3} if MPI.COMM_WORLD.size % 2 else {"pipe": 2}
-    made = {"twice": (Twice, ()), "deep": (Deep, ())}
-    make, cuts = made.get(by, (Annealed, ["enter"]))
+    make, cuts = {"twice": (Twice, ()), "deep": (Deep, ())}.get(by, (Annealed, ["enter"]))
     asked = {"parallel": parallel, "cuts": cuts, "micro_batches": 1, "shadow": 8, "epochs": 2}
     if by == "deep":
         asked |= {"parallel": {}, "shadow": 0}

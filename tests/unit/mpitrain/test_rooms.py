@@ -45,8 +45,7 @@ def rooms_imported(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} line {node.lineno}: name the whole module"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    words = [name.split(".") for name in found]
-    rooms = {w[1] for w in words if w[0] == "mpitrain" and len(w) > 1}
+    rooms = {w[1] for w in [name.split(".") for name in found] if w[0] == "mpitrain" and len(w) > 1}
     assert rooms <= ROOMS, f"{path}: name the module, as in mpitrain.config"
     return rooms - {room_of(path)}
 

@@ -223,6 +223,19 @@ def again():
     return Of(lambda m, x: checkpoint(m.inner, x), inner=inner)
 
 
+class Short(torch.autograd.Function):
+    """Keeps 16 bits."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.bfloat16())
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return 2 * dy * ctx.saved_tensors[0].float()
+
+
 def counted(outputs, labels):
     counts = labels > 0
     return ((outputs - labels).square() * counts).sum(), counts.sum()
@@ -274,6 +287,7 @@ RIGHT = {
         lambda m, x: torch.utils.checkpoint.checkpoint(
             torch.autocast("cpu", torch.bfloat16)(m.norm), x, use_reentrant=False).float(),
         lambda: nn.Linear(6, 6))},
+    "16 bits in a function": {"model": between(lambda m, x: Short.apply(x))},
     "torch.func": {"model": between(
         lambda m, x: x + torch.func.grad(lambda x: m.norm(x).tanh().square().sum())(x),
         lambda: nn.Linear(6, 6))},
