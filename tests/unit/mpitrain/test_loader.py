@@ -130,8 +130,7 @@ def test_arrays_in_memory():
 
 def test_processes_say_nothing_when_their_answers_are_not_read(capfd):
     with loader(2) as reader:
-        reading = reader.read(requests())
-        next(reading)
+        next(reader.read(requests()))
         while not all(pipe.poll() for pipe in reader._pipes):
             time.sleep(0.01)
     assert not capfd.readouterr().err

@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import same
-from mpitrain.adapters.torch.checks.probe import (
-    MISFITS,
-    Tensors,
-    alike,
-    rows,
-)
+from mpitrain.adapters.torch.checks.probe import MISFITS, Tensors, alike, rows
 from mpitrain.adapters.torch.functions.reductions import COUNT, LOSS
 from mpitrain.adapters.torch.modules.calls import UNKEYED, Call, Watched
 from mpitrain.adapters.torch.modules.drawing import Drawing
