@@ -5,8 +5,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from collectives.execution.progress import Progress
-
 #: Before torch and NumPy are loaded: tests and ranks share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 #: Open MPI's ranks that wait leave their core to the tests beside them.
@@ -55,6 +53,8 @@ def scratch(monkeypatch):
 def nothing_under_way():
     """A plan that a test leaves under way changes how the plans of later tests wait."""
     yield
+    from collectives.execution.progress import Progress
+
     left, Progress().here[:] = [*Progress().here], []
     assert not left
 
