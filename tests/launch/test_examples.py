@@ -76,7 +76,7 @@ def with_gloo(folder, ranks, name, *arguments):
     """Output of a script with Gloo, started by torchrun, which aborts at its end now and then."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     words = [*torchrun, SCRIPTS / f"{name}.py", *arguments, "--backend", "gloo"]
-    for _ in range(3):
+    for _ in range(10):
         done = programs.run(folder, *words, ranks=None, seconds=300)
         if "SIGABRT" not in done.stderr:
             break
